@@ -108,13 +108,14 @@ struct LoaderOptions {
   Augmentation augmentation;   // of Split::train; none unless said: DataInfo has what is usual
   int64_t epoch = 0;           // where to begin
   int64_t first_batch = 0;     // in that epoch
-  int threads = 1;             // that prepare batches beside the training
+  int threads = 1;             // that prepare batches beside the training, all of them the same one
   int32_t padding_label = -1;  // of rows that fill up the last batch of an evaluation
   int queue = 0;               // batches prepared at most; each costs its bytes. 0: batches_prepared()
 };
 
 // How many batches are prepared at most where `queue` says nothing: two, and one where a batch is over 4 MiB, since it is
-// prepared while the step before it runs. Several threads get two of up to 32 MiB, so that two of them have work.
+// prepared while the step before it runs. Several threads get two of up to 32 MiB, so that they go on with the next one
+// while the first waits for its step.
 int batches_prepared(Bytes batch, int threads);
 
 // Valid until the next call of release() or next().

@@ -19,6 +19,8 @@ namespace plimsoll {
 
 class RemoteMemory;
 
+inline constexpr int kRunsBeforeCapture = 2;  // of steps: the device keeps the next
+
 // How to run a plan; what to run, and on how many cores, the plan says.
 struct ExecuteOptions {
   // What the plan calls free is filled with NaN, and a kernel that writes what is not its own, or reads what is not
@@ -27,8 +29,10 @@ struct ExecuteOptions {
   bool check_memory = false;
   bool record_times = false;  // take the time of every step and copy
   // From the third training step on ask for each as a whole, where the device can (CUDA graphs). Times are then of the
-  // second.
+  // second, or, where `time_captured` says so, of each: without what the host takes to ask for op after op, but with what
+  // it takes the device to tell the times.
   bool capture = true;
+  bool time_captured = false;
   // False: collectives are left out, for one rank that tries a plan without the others; states mean nothing then.
   bool messages = true;
   std::filesystem::path spill;                // the folder of the disk tier, for plans that use one

@@ -3,6 +3,7 @@ import collections
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -11,8 +12,18 @@ from gpu.machine import ROOT
 LEAST_SECONDS = 5  # less is not enough to begin anything
 
 
+KILL_SECONDS = 5  # that a process may take to be gone
+
+
 class OutOfTime(Exception):
     pass
+
+
+def kill(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 class Clock:
@@ -44,24 +55,45 @@ class Bench:
         self.options, self.scale, self.clock, self.report, self.folder, self.environment = options, scale, clock, report, folder, environment
         self.device = options.device
         self.searches = {}  # by network: those that run beside what is checked
+        self.running = set()
 
     def row(self, what, result, good=None, **values):
         self.report.row(what, result, good, **values)
 
     def run(self, *words, most=150, environment=None, input=None):
-        """Runs it for `most` seconds; OutOfTime is raised where all time ends before that."""
+        """Runs it for `most` seconds; OutOfTime is raised where all time ends before that. What it has started ends with it, and what does
+        not end, in a driver that hangs, is left behind."""
         left = self.clock.left()
         if left < LEAST_SECONDS:
             raise OutOfTime("no time was left")
-        lines = lambda text: [line for line in text.splitlines() if line.strip()]
+        process = subprocess.Popen([str(w) for w in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   errors="replace", env=self.environment if environment is None else environment, start_new_session=True)
+        self.running.add(process)
+        stopped, out, errors = [], "", ""
         try:
-            done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=min(most, left), input=input,
-                                  env=self.environment if environment is None else environment)
-        except subprocess.TimeoutExpired as late:
+            out, errors = process.communicate(input, timeout=min(most, left))
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            kill(process)
+            try:
+                out, errors = process.communicate(timeout=KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
             if left < most:
                 raise OutOfTime(f"cut off after {left:.0f} s")
-            return Done(124, "", lines((late.stderr or b"").decode(errors="replace")) + [f"stopped after {most} s"])
-        return Done(done.returncode, done.stdout, lines(done.stderr))
+            code, out, stopped = 124, "", [f"stopped after {most} s"]
+        except BaseException:  # this script is stopped
+            kill(process)
+            raise
+        finally:
+            self.running.discard(process)
+        return Done(code, out, [line for line in errors.splitlines() if line.strip()] + stopped)
+
+    def stop(self):
+        """Ends what runs, in other threads too, and lets nothing begin."""
+        self.clock = Clock(0)
+        for process in list(self.running):
+            kill(process)
 
     # Plimsoll.
 

@@ -364,6 +364,7 @@ CHECKS = (
           lambda scale: (scale.one,)),
     Check(failure, 10, "what does not fit is exit code 3 or 4 with a reason, not a crash"),
     Check(speed, 240, "images per second with all memory; with --torch beside PyTorch: eager, its faster layout, single precision", networks),
+    Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
     Check(tight, 150, "the same batches inside 12 GiB, beside PyTorch in 12 GiB", networks),
     Check(slowdown, 50, "step time at 80, 60, 40 and 20 % of what keeping everything takes; how much of the copying hides behind compute",
           lambda scale: (scale.one,)),
@@ -374,6 +375,5 @@ CHECKS = (
     Check(workspace, 40, "--workspace and --workspace-total are kept, and what they cost",
           lambda scale: ("alexnet",) if "alexnet" in scale.batches else (scale.one,)),
     Check(largest, 200, "the largest batches and the deepest network that 12 GiB hold, by plans, and run", and_deep),
-    Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
     Check(compiled, 300, "with --torch: images per second beside PyTorch compiled", networks, needs_torch=True),
 )

@@ -1,4 +1,5 @@
 """The machine that gpu_check runs on: its GPU, the programs that it runs, built here or packed elsewhere, and what they need around them."""
+import glob
 import os
 import pathlib
 import re
@@ -29,6 +30,31 @@ def find_gpu():
     lines = output_of("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader").splitlines()
     name, comma, capability = lines[0].rpartition(",") if lines else ("", "", "")
     return (name.strip(), capability.strip().replace(".", "")) if comma else None
+
+
+def hold_driver(pattern="/dev/nvidia[0-9]*"):
+    """Open files of the GPUs' devices: where nobody has one open, the driver starts the GPU anew for each process, which takes seconds. No
+    memory of the GPU is taken. Those that may not be opened are left out."""
+    held = []
+    for device in sorted(glob.glob(pattern)):
+        try:
+            held.append(open(device, "rb", buffering=0))
+        except OSError:
+            pass
+    return held
+
+
+def keep_costs(path, earlier):
+    """The folder beside the results `path` in which the programs keep what they have measured; with what lies beside those of an
+    `earlier` run, so that it is not measured again."""
+    folder = path.with_suffix(".costs")
+    if earlier and earlier.with_suffix(".costs").resolve() != folder.resolve():
+        if earlier.with_suffix(".costs").is_dir():
+            shutil.copytree(earlier.with_suffix(".costs"), folder, dirs_exist_ok=True)
+        else:
+            print(f"gpu_check: no {earlier.with_suffix('.costs')} beside {earlier}: times of kernels are measured again")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def commit(folder):

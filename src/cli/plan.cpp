@@ -374,6 +374,7 @@ int run_plan(const PlanFlags& flags) {
   const double seconds = planning.seconds();
   planner.certify(program, options, seconds);
   for (const std::string& text : planner.notices) complain(text);
+  if (const std::string text = last_resort_text(program, *session.device); !text.empty()) complain(text);
   const PlanReason reason = find_reason(planner, options, program, seconds);
   notice.reset();
   tell_plan(flags, session, network, input, program, reason, process, out);

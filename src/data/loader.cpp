@@ -1,8 +1,11 @@
-// Worker threads take batch numbers in turn and fill slots of a ring; next() hands the slots out in order.
+// Worker threads take pieces of batches in turn, some rows each, and fill slots of a ring; next() hands the slots out in
+// order. So all of them work on one batch, also where there is room for only one.
 //
 //   number of batch:   released <= delivered <= claimed <= released + slots        slot of a batch: number % slots
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -24,8 +27,11 @@ struct Loader::Impl {
     std::span<int32_t> ids;  // of a text, in the same place
     std::span<int32_t> labels;
     int64_t count = 0;
+    std::shared_ptr<const std::vector<int32_t>> order;  // of the epoch's samples
+    int64_t unfinished = 0;                             // pieces
     bool ready = false;
-    std::exception_ptr error;
+    int64_t failed = 0;        // of the pieces that went wrong, the first
+    std::exception_ptr error;  // of it
   };
 
   std::shared_ptr<const DataSet> data;
@@ -44,7 +50,9 @@ struct Loader::Impl {
   std::condition_variable slot_free, batch_ready;
   std::vector<Slot> slots;
   int64_t claimed = 0, delivered = 0, released = 0;  // numbers of batches, from the first batch of epoch 0 on
-  bool stopping = false;
+  int64_t claimed_rows = 0;                          // of batch `claimed`
+  int64_t rows_a_piece = 0;
+  std::atomic<bool> stopping = false;                 // set while locked
   std::shared_ptr<const std::vector<int32_t>> order;  // of the samples in order_epoch
   int64_t order_epoch = -1;
   std::vector<std::thread> threads;
@@ -80,10 +88,9 @@ struct Loader::Impl {
 
   Slot& slot_of(int64_t number) { return slots[number % slots.size()]; }
 
-  // Null where the order is the samples' own.
+  // Null where the order is the samples' own. Called while locked.
   std::shared_ptr<const std::vector<int32_t>> order_of(int64_t epoch) {
     if (options.split == Split::test) return nullptr;
-    const std::lock_guard lock(mutex);
     if (order_epoch != epoch) {
       order = std::make_shared<std::vector<int32_t>>(epoch_order(sample_count, options.seed, epoch));
       order_epoch = epoch;
@@ -91,21 +98,17 @@ struct Loader::Impl {
     return order;
   }
 
-  void fill(int64_t number, Slot& slot, PrepareScratch& scratch) {
-    const int64_t epoch = number / batches_per_epoch,
-                  first = (number % batches_per_epoch * options.parts + options.part) * options.batch;
-    const auto shuffled = order_of(epoch);
+  // Rows [begin, end) of the slot's.
+  void fill(int64_t number, int64_t begin, int64_t end, const Slot& slot, PrepareScratch& scratch) {
+    const int64_t epoch = number / batches_per_epoch, first = first_sample(number);
     const TokenWindows& windows = data->info().windows;
     const int64_t labels = windows.labels();
     const bool training = options.split == Split::train;
     const int64_t side = smallest_side(data->info(), options.split);
-    slot.count = std::clamp<int64_t>(sample_count - first, 0, options.batch);
-    for (int64_t row = 0; row < slot.count; ++row) {
-      {
-        const std::lock_guard lock(mutex);
-        if (stopping) return;
-      }
-      const int64_t sample = shuffled ? (*shuffled)[first + row] : first + row;
+    const int64_t filled = std::clamp(slot.count, begin, end);
+    for (int64_t row = begin; row < filled; ++row) {
+      if (stopping) return;
+      const int64_t sample = slot.order ? (*slot.order)[first + row] : first + row;
       if (windows.context > 0) {
         scratch.window.resize(static_cast<size_t>(windows.read()));
         data->read_tokens(options.split, sample, scratch.window);
@@ -122,13 +125,20 @@ struct Loader::Impl {
               slot.data.subspan(row * sample_elements, sample_elements));
       slot.labels[row] = scratch.image.label;
     }
-    const auto filled = slot.count * sample_elements;
+    const auto clear = [&](auto values, int64_t of_row, auto value) {
+      const auto rest = values.subspan(filled * of_row, (end - filled) * of_row);
+      std::fill(rest.begin(), rest.end(), value);
+    };
     if (windows.context > 0) {
-      std::fill(slot.ids.begin() + filled, slot.ids.end(), 0);
+      clear(slot.ids, sample_elements, 0);
     } else {
-      std::fill(slot.data.begin() + filled, slot.data.end(), 0.0F);
+      clear(slot.data, sample_elements, 0.0F);
     }
-    std::fill(slot.labels.begin() + slot.count * labels, slot.labels.end(), options.padding_label);
+    clear(slot.labels, labels, options.padding_label);
+  }
+
+  int64_t first_sample(int64_t number) const {
+    return (number % batches_per_epoch * options.parts + options.part) * options.batch;
   }
 
   void work() {
@@ -137,17 +147,26 @@ struct Loader::Impl {
     while (true) {
       slot_free.wait(lock, [&] { return stopping || claimed < released + static_cast<int64_t>(slots.size()); });
       if (stopping) return;
-      const int64_t number = claimed++;
+      const int64_t number = claimed, begin = claimed_rows, end = std::min(begin + rows_a_piece, options.batch);
       Slot& slot = slot_of(number);
-      lock.unlock();
+      if (begin == 0) {
+        slot.count = std::clamp<int64_t>(sample_count - first_sample(number), 0, options.batch);
+        slot.unfinished = (options.batch + rows_a_piece - 1) / rows_a_piece;
+        slot.error = nullptr;
+      }
+      claimed_rows = end;
+      if (end == options.batch) ++claimed, claimed_rows = 0;
       std::exception_ptr error;
       try {
-        fill(number, slot, scratch);
+        if (begin == 0) slot.order = order_of(number / batches_per_epoch);
+        lock.unlock();
+        fill(number, begin, end, slot, scratch);
       } catch (...) {
         error = std::current_exception();
       }
-      lock.lock();
-      slot.error = error;
+      if (!lock.owns_lock()) lock.lock();
+      if (error && (!slot.error || begin < slot.failed)) slot.error = error, slot.failed = begin;
+      if (--slot.unfinished > 0) continue;
       slot.ready = true;
       batch_ready.notify_all();
     }
@@ -188,6 +207,9 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
   impl.sample_elements = info.channels * info.height * info.width;
   impl.batches_per_epoch = training ? impl.sample_count / whole : (impl.sample_count + whole - 1) / whole;
   impl.claimed = impl.delivered = impl.released = options.epoch * impl.batches_per_epoch + options.first_batch;
+  constexpr int64_t kPiecesAThread = 8;  // so that the last ones end at about the same time
+  const int64_t pieces = options.threads > 1 ? kPiecesAThread * options.threads : 1;
+  impl.rows_a_piece = (options.batch + pieces - 1) / pieces;
 
   const int64_t batch_elements = options.batch * impl.sample_elements;
   const Bytes batch_bytes{batch_elements * int64_t{sizeof(float)}};

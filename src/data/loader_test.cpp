@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <set>
 
@@ -115,18 +118,54 @@ TEST(Loader, BeginsInTheNextEpochWhenStartedAfterTheLastBatch) {
 }
 
 TEST(Loader, ThrowsWhatAWorkerMetAtTheBatchWhereItHappened) {
-  const auto data = std::make_shared<Numbers>(12, 12, 7);
-  Loader loader(data, {.split = Split::test, .batch = 4});
-  EXPECT_EQ(labels_of(loader.next()), (std::vector<int32_t>{0, 1, 2, 3}));
-  for (int again = 0; again < 2; ++again) {
-    try {
-      loader.next();
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
-      EXPECT_STREQ(error.what(), "numbers.bin: sample is damaged");
+  for (int threads : {1, 3}) {
+    const auto data = std::make_shared<Numbers>(12, 12, 7);
+    Loader loader(data, {.split = Split::test, .batch = 4, .threads = threads});
+    EXPECT_EQ(labels_of(loader.next()), (std::vector<int32_t>{0, 1, 2, 3}));
+    for (int again = 0; again < 2; ++again) {
+      try {
+        loader.next();
+        FAIL() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
+        EXPECT_STREQ(error.what(), "numbers.bin: sample is damaged");
+      }
     }
   }
+}
+
+// Samples that are read only while another thread reads as well.
+class ReadTogether final : public Numbers {
+ public:
+  explicit ReadTogether(int64_t train) : Numbers(train) {}
+  void read(Split split, int64_t index, int64_t side, Image& image) const override {
+    std::unique_lock lock(mutex_);
+    ++reading_;
+    met_ = met_ || reading_ > 1;
+    changed_.notify_all();
+    if (!gave_up_) gave_up_ = !changed_.wait_for(lock, std::chrono::seconds(10), [&] { return met_; });
+    --reading_;
+    lock.unlock();
+    Numbers::read(split, index, side, image);
+  }
+  bool have_met() const { return met_; }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  mutable int reading_ = 0;
+  mutable bool met_ = false, gave_up_ = false;
+};
+
+TEST(Loader, PreparesOneBatchByAllItsThreads) {
+  const auto data = std::make_shared<ReadTogether>(20);
+  Loader loader(data, {.batch = 20, .threads = 2, .queue = 1});
+  std::vector<int32_t> labels = labels_of(loader.next());
+  EXPECT_TRUE(data->have_met());
+  std::sort(labels.begin(), labels.end());
+  std::vector<int32_t> all(20);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(labels, all);
 }
 
 TEST(Loader, PreparesNoMoreThanItsQueueAndReusesItsMemory) {
@@ -144,7 +183,7 @@ TEST(Loader, PreparesNoMoreThanItsQueueAndReusesItsMemory) {
 TEST(Loader, PreparesLargeBatchesOneAtATime) {
   EXPECT_EQ(batches_prepared(4_MiB, 1), 2);
   EXPECT_EQ(batches_prepared(4_MiB + 1_B, 1), 1) << "it is prepared while the step before it runs";
-  EXPECT_EQ(batches_prepared(4_MiB + 1_B, 2), 2) << "so that both threads have work";
+  EXPECT_EQ(batches_prepared(4_MiB + 1_B, 2), 2) << "so that the threads go on while one waits";
   EXPECT_EQ(batches_prepared(32_MiB + 1_B, 2), 1);
   const auto data = std::make_shared<Numbers>(4'000'000);
   EXPECT_EQ(Loader(data, {.batch = 1'000'000}).memory(), Bytes{2 * 8'000'000})

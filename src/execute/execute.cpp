@@ -11,6 +11,7 @@
 #include "device/divided.h"
 #include "execute/driver.h"
 #include "execute/homes.h"
+#include "execute/rows.h"
 #include "plimsoll/communicator.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
@@ -32,6 +33,13 @@ int64_t element_bytes(const Tensor& tensor) {
     case DType::bit: break;
   }
   throw Error(ErrorCode::unsupported, fmt::format("tensor '{}' is a bit mask and cannot be copied out", tensor.name));
+}
+
+// Whole rows that lie together, where a part of them would have to be read back.
+int64_t chunk_of(const Tensor& tensor) {
+  if (tensor.layout.is_plain()) return kChunkElements;
+  const int64_t together = window_around(tensor, 0, 1).count;
+  return together * std::max<int64_t>(kChunkElements / together, 1);
 }
 
 // Elements [first, first + chunk.size()) of an initial value.
@@ -220,10 +228,9 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
   if (impl_->homes->has(id)) return impl_->homes->write(id, size, first, elements);
   std::byte* storage = impl_->storage_of(id);
   const int64_t count = static_cast<int64_t>(elements.size()) / size;
+  const bool padded = tensor.bytes().count != element_count(tensor.shape) * size;  // with zeros
   if (impl_->ready.device.host_addressable()) {
-    if (first == 0 && tensor.bytes().count != element_count(tensor.shape) * size) {
-      std::memset(storage, 0, tensor.bytes().count);  // the padding
-    }
+    if (first == 0 && padded) std::memset(storage, 0, tensor.bytes().count);
     scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage);
     return;
   }
@@ -231,10 +238,13 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
     impl_->ready.device.write(storage + first * size, elements);
     return;
   }
-  std::vector<std::byte> whole(tensor.bytes().count);
-  if (first != 0) impl_->ready.device.read(whole, storage);
-  scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), whole.data());
-  impl_->ready.device.write(storage, whole);
+  if (first == 0 && padded) impl_->ready.device.write(storage, std::vector<std::byte>(tensor.bytes().count));
+  const RowWindow window = window_around(tensor, first, count);
+  const auto rows = std::make_unique_for_overwrite<std::byte[]>(window.bytes);
+  const std::span<std::byte> bytes(rows.get(), window.bytes);
+  if (padded || count < window.count) impl_->ready.device.read(bytes, storage + window.at);
+  scatter_elements(window.shape, tensor.layout, size, first - window.first, count, elements.data(), rows.get());
+  impl_->ready.device.write(storage + window.at, bytes);
 }
 
 std::span<std::byte> Executor::bytes_at_rest(TensorId state) {
@@ -258,9 +268,10 @@ void Executor::read(TensorId id, int64_t first, std::span<std::byte> elements) c
     impl_->ready.device.read(elements, storage + first * size);
     return;
   }
-  std::vector<std::byte> whole(tensor.bytes().count);
-  impl_->ready.device.read(whole, storage);
-  gather_elements(tensor.shape, tensor.layout, size, first, count, whole.data(), elements.data());
+  const RowWindow window = window_around(tensor, first, count);
+  const auto rows = std::make_unique_for_overwrite<std::byte[]>(window.bytes);
+  impl_->ready.device.read({rows.get(), static_cast<size_t>(window.bytes)}, storage + window.at);
+  gather_elements(window.shape, tensor.layout, size, first - window.first, count, rows.get(), elements.data());
 }
 
 void Executor::initialize(uint64_t seed) {
@@ -284,8 +295,9 @@ void Executor::initialize(uint64_t seed) {
       drawn = std::clamp<int64_t>(whole - first, 0, count);
       before += first;
     }
-    for (int64_t first = 0; first < count; first += kChunkElements) {
-      chunk.assign(std::min(kChunkElements, count - first), 0.0F);
+    const int64_t piece = chunk_of(tensor);
+    for (int64_t first = 0; first < count; first += piece) {
+      chunk.assign(std::min(piece, count - first), 0.0F);
       const int64_t known = std::clamp<int64_t>(drawn - first, 0, std::ssize(chunk));
       if (known > 0) draw(std::span(chunk).first(known), tensor.init, stream, before + first);
       write(state.before, first, std::as_bytes(std::span(chunk)));

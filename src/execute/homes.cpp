@@ -17,23 +17,6 @@ auto naming(const Tensor& tensor, const Action& action) {
   }
 }
 
-// How many rows of a tensor of rank 2 or more lie together in its storage, the next ones behind them; 0: rows of all
-// numbers lie among each other, since the first dimension is not the outermost.
-int64_t rows_together(const Layout& layout) {
-  if (layout.is_plain()) return 1;
-  if (layout.tag[0] != 'a' && layout.tag[0] != 'A') return 0;
-  int64_t rows = 1, block = 0;
-  for (const char letter : layout.tag) {
-    if (letter >= '0' && letter <= '9') {
-      block = block * 10 + (letter - '0');
-      continue;
-    }
-    if (letter == 'a' && block > 0) rows *= block;
-    block = 0;
-  }
-  return rows;
-}
-
 }  // namespace
 
 Homes::Homes(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers) : graph_(graph) {
@@ -97,27 +80,10 @@ void Homes::read(TensorId id, int64_t size, int64_t first, std::span<std::byte> 
   });
 }
 
-Homes::Window Homes::window_around(const Tensor& tensor, int64_t element) const {
-  const int64_t rows = tensor.shape[0], elements_a_row = element_count(tensor.shape) / rows;
-  int64_t together = rows_together(tensor.layout);
-  if (together == 0 || together > rows) together = rows;
-  Shape block = tensor.shape;
-  block[0] = together;
-  const int64_t block_bytes = storage_bytes(block, tensor.dtype, tensor.layout).count;
-  if (together < rows) together *= std::max<int64_t>(kHeldBytes.count / block_bytes, 1);
-  const int64_t first_row = element / elements_a_row / together * together;
-  Window window{.shape = tensor.shape, .first = first_row * elements_a_row};
-  window.shape[0] = std::min(together, rows - first_row);
-  window.count = window.shape[0] * elements_a_row;
-  window.at = first_row / block[0] * block_bytes;
-  window.bytes = storage_bytes(window.shape, tensor.dtype, tensor.layout).count;
-  return window;
-}
-
 void Homes::hold(TensorId id, int64_t element) {
   if (held_ == id && element >= window_.first && element < window_.first + window_.count) return;
   flush();
-  window_ = window_around(graph_.tensor(id), element);
+  window_ = window_holding(graph_.tensor(id), element, kHeldBytes);
   storage_.assign(window_.bytes, std::byte{0});  // padding is zero
   const Place& home = homes_[id];
   const int64_t last = (window_.at + window_.bytes - 1) / kTierPiece;

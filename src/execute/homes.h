@@ -7,6 +7,7 @@
 
 #include "base/by_id.h"
 #include "device/tier/tier.h"
+#include "execute/rows.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
@@ -34,15 +35,6 @@ class Homes {
     Slot* slot = nullptr;
     Channel* channel = nullptr;
   };
-  // Rows of a tensor that is not row-major: those that lie together in its storage.
-  struct Window {
-    Shape shape;        // of these rows alone
-    int64_t first = 0;  // element
-    int64_t count = 0;  // elements
-    int64_t at = 0;     // in the slot
-    int64_t bytes = 0;
-  };
-  Window window_around(const Tensor& tensor, int64_t element) const;
   // Holds the rows with this element, and lets those go that were held.
   void hold(TensorId tensor, int64_t element);
 
@@ -50,7 +42,7 @@ class Homes {
   std::vector<std::unique_ptr<Channel>> channels_;  // by tier
   ById<TensorId, Place> homes_;
   TensorId held_;
-  Window window_;  // of held_
+  RowWindow window_;  // of held_
   bool changed_ = false;
   std::vector<std::byte> storage_;  // of window_
 };

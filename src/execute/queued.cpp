@@ -3,8 +3,8 @@
 // waits where a thread would (boundaries.h).
 //
 // A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole,
-// which spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the
-// host itself copies, a step cannot be kept, nor where ranks meet in it: all of them would have to keep it, or none.
+// which spares the host hundreds of calls. The first loads what kernels need, the second tells the times; each captured one
+// does where that is asked for (ExecuteOptions::time_captured). Where the host itself copies, a step cannot be kept, nor where ranks meet in it: all of them would have to keep it, or none.
 //
 // Collectives are asked of a queue of their own, in the plan's order, which is that of all ranks. It waits for the last of
 // their steps, and compute for them where the plan says so.
@@ -24,8 +24,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr int kRunsBeforeCapture = 2;
-
 class QueuedDriver final : public Driver {
  public:
   QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues);
@@ -41,6 +39,8 @@ class QueuedDriver final : public Driver {
     Slot* slot = nullptr;
     std::byte* host = nullptr;
     Queues::Mark begin = -1, done = -1;
+    Queues::Mark end =
+        -1;  // as `done`, where times are taken: a captured mark that tells a time can be waited for by nobody
   };
   // The copies of a route: an engine on the host makes them, or the device does.
   struct Lane {
@@ -186,7 +186,8 @@ void QueuedDriver::make_lane(const CopyRoute& route) {
       lane.transfers.push_back({.slot = &slot,
                                 .host = memory.data() + slot.offset,
                                 .begin = timed ? queues_->make_mark(true) : -1,
-                                .done = queues_->make_mark(timed)});
+                                .done = queues_->make_mark(false),
+                                .end = timed ? queues_->make_mark(true) : -1});
     }
   }
   if (memory.empty()) {
@@ -239,6 +240,7 @@ void QueuedDriver::run(std::vector<KernelRefused>* refused) {
     forget_sums();
     queues_->replay();
     queues_->synchronize();
+    if (ready_.options.time_captured) keep_times();
     return;
   }
   choose_messages(refused != nullptr);
@@ -267,7 +269,9 @@ bool QueuedDriver::capture() {
     if (!begun) return false;
     queues_->mark(Queue::compute, fork_);
     for (const Queue queue : {Queue::out, Queue::in}) queues_->wait(queue, fork_);
-    ask(false);
+    const bool timed = ready_.options.time_captured && start_ >= 0;
+    if (timed) queues_->mark(Queue::compute, start_);
+    ask(timed);
     for (const Queue queue : {Queue::out, Queue::in}) {
       const Queues::Mark join = joins_[queue == Queue::out ? 0 : 1];
       queues_->mark(queue, join);
@@ -354,6 +358,7 @@ void QueuedDriver::transfer(const CopyRange& range, Queue queue, bool timed) {
       if (check_) queues_->fill(queue, region.at, kPoison, bytes);
       queues_->copy_in(region.at, t.host, bytes);
     }
+    if (timed && t.end >= 0) queues_->mark(queue, t.end);
     queues_->mark(queue, t.done);
   }
 }
@@ -400,7 +405,7 @@ void QueuedDriver::keep_times() {
     for (size_t k = 0; k < lanes_[r].transfers.size(); ++k) {
       const Transfer& t = lanes_[r].transfers[k];
       ready_.copy_records[ready_.boundaries.routes[r].moves[k]] = {queues_->ms_between(start_, t.begin),
-                                                                   queues_->ms_between(start_, t.done)};
+                                                                   queues_->ms_between(start_, t.end)};
     }
   }
 }

@@ -201,7 +201,10 @@ std::optional<Infeasible> NetworkStep::plan(const Network& network, const Networ
     if (auto* infeasible = std::get_if<Infeasible>(&compiled))
       return of_stated(std::move(*infeasible), process_, options_);
     if (auto infeasible = take_memory(std::get<Program>(std::move(compiled)), arena)) return infeasible;
-    if (!session_.device->info().asynchronous || rehearse(step().executor(), refused).empty()) return std::nullopt;
+    if (session_.device->info().asynchronous && !rehearse(step().executor(), refused).empty()) continue;
+    const std::string text = last_resort_text(step().program(), *session_.device);
+    if (!text.empty() && listener.notice) listener.notice(text);
+    return std::nullopt;
   }
 }
 
@@ -222,10 +225,12 @@ std::optional<Infeasible> NetworkStep::take_memory(Program program, Bytes arena)
     if (auto infeasible = refused_by_planning(program, *process_, *options_.memory)) return infeasible;
   }
   give_memory_back();  // that planning took
+  Memory kept = steps_.empty() ? Memory() : kept_memory(step().executor());
   steps_.clear();
   steps_.push_back(std::make_unique<TrainingStep>(
       std::move(program), *session_.device,
-      ExecuteOptions{.spill = session_.spill, .peer = session_.peer, .remote = session_.remote}, Memory{}, arena));
+      ExecuteOptions{.spill = session_.spill, .peer = session_.peer, .remote = session_.remote}, std::move(kept),
+      arena));
   return std::nullopt;
 }
 

@@ -16,4 +16,8 @@ using Refusals = std::set<std::pair<std::string, std::string>>;  // of ops, by n
 // none: the plan runs. `known` has those of the plans before. Throws KernelRefused for one that is offered all the same.
 std::vector<KernelRefused> rehearse(Executor& executor, Refusals& known);
 
+// Of the memory of an executor whose plan was refused, what the next plan's takes over: the host's, which takes long to be
+// touched and pinned. What lies elsewhere is as large as its plan says.
+Memory kept_memory(const Executor& executor);
+
 }  // namespace plimsoll

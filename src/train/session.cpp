@@ -321,19 +321,25 @@ void StepTimes::keep(Session& session, const Program& program) const {
   keep_step_times(session, program, times_, !session.device->info().asynchronous && is_busy(load_.load()));
 }
 
-CheckedPlan calibrate(Session& session, const Program& program) {
+CheckedPlan calibrate(Session& session, const Program& program, Memory memory) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
   Executor executor(graph, serial, *session.device,
                     {.record_times = true,
-                     .capture = false,
+                     .time_captured = true,
                      .messages = false,
                      .spill = session.spill,
                      .peer = session.peer,
-                     .remote = session.remote});
+                     .remote = session.remote},
+                    std::move(memory));
   const SampleInputs inputs(graph);
   StepTimes times;
+  const int uncaptured = session.device->info().asynchronous ? kRunsBeforeCapture : 0;
+  for (int run = 0; run < uncaptured; ++run) {  // they are bound by the host
+    inputs.write(executor);
+    executor.run_step();
+  }
   do {
     inputs.write(executor);
     executor.run_step();
@@ -408,6 +414,30 @@ std::vector<bool> ran_alone(const Plan& plan, const Executor& executor) {
     if (records[order[i]].end_ms > records[order[last]].end_ms) last = i;
   }
   return alone;
+}
+
+std::string last_resort_text(const Program& program, const Device& device) {
+  if (device.host_addressable()) return {};
+  const Graph& graph = program.network.graph;
+  std::string first, kernel;
+  int ops = 0;
+  for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
+    const Op& op = graph.op(id);
+    const std::string& chosen = program.kernels[id.index].kernel;
+    if (op.type->is_view || op.type->is_collective || chosen.empty()) continue;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+      const std::vector<KernelSpec> offered = device.kernels(graph, op, family);
+      const auto slow = std::ranges::find_if(offered, [&](const KernelSpec& spec) {
+        return spec.last_resort && chosen.find(spec.name) != std::string::npos;
+      });
+      if (slow == offered.end()) continue;
+      if (ops++ == 0) first = op.name, kernel = slow->name;
+      break;
+    }
+  }
+  if (ops == 0) return {};
+  return fmt::format("op '{}'{} runs by '{}', which is slow: the device's library has no other kernel for it", first,
+                     ops > 1 ? fmt::format(" (and {} more)", ops - 1) : "", kernel);
 }
 
 }  // namespace plimsoll

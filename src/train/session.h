@@ -91,8 +91,9 @@ class StepTimes {
 };
 
 // Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a
-// step, and keeps it in the table and the database. Returns the program's plan with these times.
-CheckedPlan calibrate(Session& session, const Program& program);
+// step, and keeps it in the table and the database. Returns the program's plan with these times. `memory`: where there is some
+// already.
+CheckedPlan calibrate(Session& session, const Program& program, Memory memory = {});
 
 // What each step of the executor's last one took, less what the copies beside it took from it.
 std::vector<double> compute_times(const Plan& plan, const Executor& executor);
@@ -106,5 +107,9 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
 
 // How many of a program's steps have their time from a busy machine.
 int busy_steps(const Program& program, const CostTable& costs);
+
+// For the user: which ops run by a kernel that is taken only for lack of another (KernelSpec::last_resort). Empty where none
+// does, and on the host.
+std::string last_resort_text(const Program& program, const Device& device);
 
 }  // namespace plimsoll

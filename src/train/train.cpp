@@ -205,17 +205,19 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
 }
 
 // Runs the step once on meaningless values: what the library of a device with memory of its own refuses to run is known
-// only when it is asked. Returns the memory, for the training to go on in; nothing where the plan must be made again,
-// without what was refused.
-std::optional<Memory> memory_if_it_runs(const Session& session, const Program& program, Refusals& known,
-                                        const std::function<void(const std::string&)>& notice) {
+// only when it is asked. `memory` is then what the training goes on in; or, where the plan must be made again without what
+// was refused, what of it the next one keeps, and this is false.
+bool rehearse_step(const Session& session, const Program& program, Refusals& known, Memory& memory,
+                   const std::function<void(const std::string&)>& notice) {
   Executor executor(program.network.graph, program.plan, *session.device,
-                    {.capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote});
+                    {.capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote},
+                    std::move(memory));
   const std::vector<KernelRefused> refused = rehearse(executor, known);
-  if (refused.empty()) return executor.memory();
+  memory = refused.empty() ? executor.memory() : kept_memory(executor);
+  if (refused.empty()) return true;
   const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
   notice(fmt::format("{}{}; planned again without it", refused[0].what(), others));
-  return std::nullopt;
+  return false;
 }
 
 // What cannot be done with a saved plan is told as the plan's fault.
@@ -481,8 +483,7 @@ std::optional<Infeasible> Training::plan() {
     notice_(unkept_limits(options_, program_, beginning_.plan ? "the plan" : "the checkpoint"));
   if (measures() && !beginning_.plan && needs_calibration(program_, session_.costs)) {
     if (cores_.choose || cores_.inter_op > 1 || session_.device->info().asynchronous) {
-      memory_ = {};
-      program_.plan = calibrate(session_, program_);
+      program_.plan = calibrate(session_, program_, memory_);
     } else {
       step_times_.emplace();  // nothing is chosen by them in this run
     }
@@ -512,10 +513,7 @@ std::optional<Infeasible> Training::compile() {
     program_ = std::get<Program>(std::move(compiled));
     if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, budget_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
-    if (auto rehearsed = memory_if_it_runs(session_, program_, refused, notice_)) {
-      memory_ = std::move(*rehearsed);
-      return std::nullopt;
-    }
+    if (rehearse_step(session_, program_, refused, memory_, notice_)) return std::nullopt;
   }
 }
 
@@ -728,6 +726,7 @@ std::variant<DoneEvent, Infeasible> Training::run() {
     if (auto refused = refused_by_planning(program_, process_, *options_.memory)) return *refused;
   }
   predicted_ms_ = program_.plan->predicted.step_time_ms;
+  if (const std::string text = last_resort_text(program_, *session_.device); !text.empty()) notice_(text);
   if (listener_.planned) listener_.planned(program_, data_->info().name, with_plan(process_, program_.plan));
   TrainingStep step = make_step();
   for (const auto& tier : step.executor().memory().tiers) {

@@ -1,7 +1,10 @@
 // The CUDA device as a user meets it, behind a module that stands for CUDA (tests/cuda/fake_module.cpp).
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "device/cuda/device.h"
@@ -22,9 +25,9 @@ class Cuda : public Cli {
     ::setenv("PLIMSOLL_CUDA_MODULE", PLIMSOLL_BINARY_DIR "/libplimsoll_cuda_fake.so", 1);
   }
   void TearDown() override {
-    for (const char* name :
-         {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
-          "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS", "PLIMSOLL_FAKE_NCCL"}) {
+    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES",
+                             "PLIMSOLL_FAKE_REFUSE", "PLIMSOLL_FAKE_STATUS", "PLIMSOLL_FAKE_CAPABILITY",
+                             "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS", "PLIMSOLL_FAKE_NCCL"}) {
       ::unsetenv(name);
     }
     Cli::TearDown();
@@ -142,12 +145,13 @@ done)");
     std::ofstream(file) << "#!/bin/sh\n" << script << "\n";
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
   }
-  Outcome check(const std::string& flags) const {
+  // `then`: what the shell does beside it.
+  Outcome check(const std::string& flags, const std::string& then = "") const {
     const std::string tools = (folder_ / "tools").string();
     const std::string command =
         "PATH=" + tools +
         ":$PATH PYTHONDONTWRITEBYTECODE=1 python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --torch " + tools +
-        "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err");
+        "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err") + then;
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), slurp(path("out")), slurp(path("err"))};
   }
@@ -191,6 +195,39 @@ TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
   const Outcome nothing = check("--minutes 0.01 --go-on " + path("earlier.json") + packed);
   EXPECT_EQ(nothing.code, 0) << nothing.out << nothing.err;
   EXPECT_THAT(nothing.out, HasSubstr("3 rows, 0 wrong"));
+}
+
+TEST_F(GpuCheck, CarriesWhatItMeasuredBesideItsResults) {
+  const std::string one = " --only workspace --packed " + path("packed");
+  EXPECT_EQ(check("--minutes 20" + one).code, 0);
+  ASSERT_TRUE(std::filesystem::exists(path("gpu-fake-gpu.costs/costs.sqlite")));
+  const auto bytes = std::filesystem::file_size(path("gpu-fake-gpu.costs/costs.sqlite"));
+  std::filesystem::rename(path("gpu-fake-gpu.json"), path("earlier.json"));
+  std::filesystem::rename(path("gpu-fake-gpu.costs"), path("earlier.costs"));
+  EXPECT_EQ(check("--minutes 0.01 --go-on " + path("earlier.json") + one).code, 0);
+  EXPECT_EQ(std::filesystem::file_size(path("gpu-fake-gpu.costs/costs.sqlite")), bytes);
+  std::filesystem::remove_all(path("earlier.costs"));
+  EXPECT_THAT(check("--minutes 0.01 --go-on " + path("earlier.json") + one).out,
+              HasSubstr("times of kernels are measured again"));
+}
+
+// Its trainings hang, and so do processes that they have begun.
+TEST_F(GpuCheck, EndsWithItsTableWhereAProcessHangsOrItIsStopped) {
+  std::filesystem::remove(path("packed/plimsoll"));
+  std::ofstream(path("packed/plimsoll")) << "#!/bin/sh\ncase \"$*\" in *train*) sleep 600 & wait ;; esac\nexec "
+                                         << PLIMSOLL_BINARY_DIR << "/plimsoll \"$@\"\n";
+  std::filesystem::permissions(path("packed/plimsoll"), std::filesystem::perms::owner_all);
+  const std::string two = " --only steps,link --packed " + path("packed");
+  const auto begun = std::chrono::steady_clock::now();
+  const Outcome hangs = check("--minutes 0.3" + two);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+  EXPECT_EQ(hangs.code, 1) << hangs.err;
+  EXPECT_THAT(hangs.out, HasSubstr("to the host and back"));
+  EXPECT_THAT(hangs.out, HasSubstr("1 rows, 0 wrong"));
+  EXPECT_THAT(hangs.out, HasSubstr("not done: steps lenet"));
+  const Outcome stopped = check("--minutes 20" + two, " & sleep 8; kill -TERM $!; wait $!");
+  EXPECT_EQ(stopped.code, 1) << stopped.err;
+  EXPECT_THAT(stopped.out, HasSubstr("not done: steps lenet"));
 }
 
 TEST_F(Cuda, KeepsALimitOnWorkspaces) {
@@ -253,6 +290,19 @@ TEST_F(CudaCalls, HostMemoryWhoseRateIsKnownIsTakenOnce) {
   EXPECT_FALSE(done(last_).is_null()) << last_.err;
 }
 
+// Where planning begins again, and where a step is run to be timed.
+TEST_F(CudaCalls, HostMemoryIsPinnedOnceHoweverOftenTheStepIsRunBeforeTheFirst) {
+  const std::string tight = " --steps 3 --memory 180KiB --host-memory 64MiB";
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward/implicit_precomp_gemm:3000", 1);
+  const auto refused = counted(train(tight));
+  EXPECT_THAT(last_.err, HasSubstr("planned again without it"));
+  EXPECT_EQ(refused.at("cudaHostRegister"), 2) << "the tier, and the batches";
+  ::unsetenv("PLIMSOLL_FAKE_STATUS");
+  const auto timed = counted("train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json -" + tight);
+  EXPECT_FALSE(done(last_).is_null()) << last_.err;
+  EXPECT_EQ(timed.at("cudaHostRegister"), 2);
+}
+
 TEST_F(CudaCalls, AnyCallThatFailsLeavesTheLastCheckpointGood) {
   const std::string file = path("c.safetensors");
   const auto calls = counted(train("--steps 1"));
@@ -282,9 +332,30 @@ TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
   EXPECT_EQ(trained.code, 0) << trained.err;
   EXPECT_THAT(
       trained.err,
-      HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cudnnConvolutionForward refuses"));
+      HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cuDNN does not run the algorithm "
+                "implicit_precomp_gemm after all: cudnnConvolutionForward: status 3000"));
   EXPECT_THAT(trained.err, HasSubstr("planned again without it"));
   EXPECT_FALSE(done(trained).is_null());
+}
+
+TEST_F(Cuda, ACudnnThatIsBrokenIsNamedAndEndsThePlanning) {
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009", 1);
+  for (const std::string& words : {train("--steps 1"), std::string("plan lenet --batch 4 --device cuda:0")}) {
+    const Outcome broken = run(words);
+    EXPECT_EQ(broken.code, 4) << broken.err;
+    EXPECT_THAT(broken.err,
+                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnGetConvolution"));
+    EXPECT_THAT(broken.err, HasSubstr("status 3009"));
+  }
+}
+
+TEST_F(Cuda, WhereCudnnRunsAConvolutionByNoAlgorithmTheUserIsTold) {
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003", 1);
+  const Outcome slow = run(train("--steps 1"));
+  EXPECT_EQ(slow.code, 0) << slow.err;
+  EXPECT_THAT(slow.err,
+              HasSubstr("runs by 'own:direct', which is slow: the device's library has no other kernel for it"));
+  EXPECT_THAT(run(train("--steps 1")).err, HasSubstr("cudnnConvolutionForward: status 5003"));
 }
 
 // A resumed training repeats its kernels, so there is no plan without the one that is refused.

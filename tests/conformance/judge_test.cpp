@@ -23,6 +23,7 @@ enum class Fault {
   refuses,
   rounds,       // 2e-5 of a value
   rounds_more,  // 2e-4
+  rounds_much,  // 2e-2
 };
 
 // max(x, 0) on the storage as it lies, with a fault.
@@ -46,6 +47,7 @@ class FaultyKernel final : public Kernel {
     if (fault_ == Fault::wrong_value) y_[0] += 0.01f;
     if (fault_ == Fault::rounds) y_[0] *= 1 + 2e-5f;
     if (fault_ == Fault::rounds_more) y_[0] *= 1 + 2e-4f;
+    if (fault_ == Fault::rounds_much) y_[0] *= 1 + 2e-2f;
     if (fault_ == Fault::writes_beside_output) y_[count_] = 0;
     if (fault_ == Fault::writes_beside_workspace) workspace_[64] = 0;
     if (fault_ == Fault::changes_input) x_[0] = 1;
@@ -113,6 +115,16 @@ TEST(Judge, AllowsACudnnKernelTheRoundingOfItsKindAlsoAsAPart) {
   EXPECT_THAT(outcome(Fault::rounds, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
   EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm").failures, testing::Not(testing::IsEmpty()));
   EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
+}
+
+// Winograd's transforms amplify what the tensor cores round.
+TEST(Judge, AllowsTf32ItsRoundingAndWinogradWithTf32More) {
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm:tf32").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_much, "cudnn:winograd_nonfused:tf32").failures, testing::IsEmpty());
+  for (const char* kernel : {"cudnn:implicit_gemm:tf32", "cudnn:winograd_nonfused",
+                             "cudnn:winograd_nonfused@1+cudnn:implicit_gemm:tf32@1"}) {
+    EXPECT_THAT(outcome(Fault::rounds_much, kernel).failures, testing::Not(testing::IsEmpty())) << kernel;
+  }
 }
 
 TEST(Judge, FindsEveryFault) {

@@ -86,7 +86,7 @@ TEST(CudaChoice, EstimatesRankAlgorithmsByTheirKindInEachPass) {
   const CostTable table({.gflops = 1e4, .memory_gb_per_s = 1e3, .launch_us = 3});
   const auto library = cuda::open_behind(std::make_shared<AlgorithmsByName>(), "cuda:0", true);
   const auto without = std::make_shared<FakeDoor>();
-  without->limit_elements(1);
+  without->cudnn().limit_elements(1000);
   const auto ours = cuda::open_behind(without, "cuda:0", false);
   for (const OpId id : {forward, weights}) {
     std::vector<KernelSpec> kernels = library->kernels(graph, graph.op(id), LayoutFamily::plain);
@@ -167,7 +167,7 @@ TEST(CudaChoice, WhatCudnnDoesNotTakeWholeItTakesInParts) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   EXPECT_EQ(e.kernel(*device, {}), "cudnn:implicit_precomp_gemm");
-  door->limit_elements(6 * 4 * 9 * 9);
+  door->cudnn().limit_elements(6 * 4 * 9 * 9);
   const auto limited = cuda::open_behind(door, "cuda:0", false);
   EXPECT_EQ(e.kernel(*limited, {}), "cudnn:implicit_precomp_gemm@4*2");
   EXPECT_EQ(e.kernel(*limited, {.batch_sizes = BatchSizes::undivided}), "own:direct");
@@ -209,7 +209,10 @@ TEST(CudaChoice, AKernelThatRefusesToRunIsNamedAndNotOfferedAgain) {
         EXPECT_EQ(refusal.code(), ErrorCode::device_failure);
         EXPECT_THAT(refusal.what(),
                     HasSubstr("op '" + refusal.op() + "': kernel 'cudnn:implicit_precomp_gemm' was offered"));
-        EXPECT_THAT(refusal.what(), HasSubstr("cudnnConvolutionForward refuses"));
+        EXPECT_THAT(
+            refusal.what(),
+            HasSubstr(
+                "cuDNN does not run the algorithm implicit_precomp_gemm after all: cudnnConvolutionForward: status 3000"));
       }
     }
   }

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <tuple>
+
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
@@ -54,6 +57,27 @@ TEST(CudaDevice, CountsTheMemoryThatOthersLeave) {
   EXPECT_FALSE(open_device("cpu", 1)->memory_now().has_value());
   EXPECT_THAT(device->info().description, HasSubstr("Fake GPU"));
   EXPECT_FALSE(device->host_addressable());
+}
+
+// What CUDA makes of a direction that is wrong, the door's stand-in says as well: so all tests know that none is.
+TEST(CudaDevice, TellsCopiesTheirDirection) {
+  FakeDoor door;
+  void* const here = door.allocate(64);
+  std::array<char, 64> host{};
+  using cuda::Direction, cuda::Queue;
+  door.copy(Queue::transfer, here, host.data(), 64, Direction::to_device);
+  door.copy(Queue::transfer, host.data(), here, 64, Direction::to_host);
+  door.pin(host.data(), 64);
+  for (const auto& [to, from, direction] : {std::tuple<void*, void*, Direction>{here, host.data(), Direction::to_host},
+                                            {host.data(), here, Direction::to_device},
+                                            {here, host.data(), Direction::on_device},
+                                            {host.data(), here, Direction::on_device}}) {
+    EXPECT_THAT(refusal(ErrorCode::device_failure, [&] { door.copy(Queue::transfer, to, from, 64, direction); }),
+                HasSubstr("cudaMemcpyAsync: invalid argument"));
+  }
+  door.unpin(host.data());
+  door.synchronize(Queue::transfer);
+  door.release(here);
 }
 
 TEST(CudaDevice, NamesTheCallThatRefusesTheArena) {

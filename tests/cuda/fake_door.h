@@ -26,62 +26,19 @@
 #include "device/cuda/bodies/bodies.h"
 #include "device/cuda/door.h"
 #include "plimsoll/error.h"
+#include "tests/cuda/fake_cudnn.h"
 #include "tests/cuda/fake_nccl.h"
 
 namespace plimsoll::testing {
 
-namespace fake {
-
-using namespace cuda;
-
-template <class Body>
-struct HostLauncher {
-  static void launch(const void* parameters, int64_t count) {
-    Body body;
-    std::memcpy(static_cast<void*>(&body), parameters, sizeof(Body));
-    if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
-      for (int64_t i = 0; i < count; ++i) body.run(i);
-    } else {
-      std::vector<typename Body::Value> values(kBlock);
-      for (int64_t block = 0; block < count; ++block) {
-        for (int thread = 0; thread < kBlock; ++thread)
-          values[static_cast<size_t>(thread)] = body.partial(block, thread);
-        for (int distance = kBlock / 2; distance > 0; distance /= 2) {
-          for (int thread = 0; thread < distance; ++thread) {
-            values[static_cast<size_t>(thread)].add(values[static_cast<size_t>(thread + distance)]);
-          }
-        }
-        body.finish(block, values[0]);
-      }
-    }
-  }
-};
-
-template <class Body>
-struct SizeOf {
-  static size_t launch() { return sizeof(Body); }
-};
-
-inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
-  return {.n = n,
-          .c = c,
-          .h = h,
-          .w = w,
-          .to_n = c * h * w,
-          .to_c = last ? 1 : h * w,
-          .to_h = last ? w * c : w,
-          .to_w = last ? c : 1};
-}
-
-}  // namespace fake
-
-class FakeDoor : public cuda::Door {
+class FakeDoor : public cuda::Door, private FakeQueue {
  public:
   using Queue = cuda::Queue;
   using Event = cuda::Event;
   using Touch = cuda::Touch;
 
   explicit FakeDoor(uint64_t seed = 1) : random_(seed) {}
+  FakeCudnn& cudnn() { return cudnn_; }
   ~FakeDoor() override {
     for (auto& [at, bytes] : allocated_) std::free(at);
     if (std::ofstream out; !calls_file_.empty()) {
@@ -95,14 +52,12 @@ class FakeDoor : public cuda::Door {
     failing_ = std::move(call), remaining_ = nth, for_good_ = for_good;
   }
   // Convolutions that are offered with this algorithm refuse to run with it.
-  void refuse(std::string algorithm) { refused_.insert(std::move(algorithm)); }
+  void refuse(std::string algorithm) { cudnn_.answer("cudnnConvolution", 3000, std::move(algorithm)); }
   // What a convolution with this algorithm takes by the GPU's clock, and its first run in all before that.
   void takes(const std::string& algorithm, double ms) { takes_ms_[algorithm] = ms; }
   void loads_for(double ms) { loads_ms_ = ms; }
   // The GPU's memory that each algorithm takes from its first run on.
   void loads(Bytes bytes) { loads_bytes_ = bytes; }
-  // No algorithm is offered where a tensor has more elements.
-  void limit_elements(int64_t most) { most_elements_ = most; }
   // Writes there how often each call was made, when the door goes.
   void keep_calls(std::string file) { calls_file_ = std::move(file); }
   // The nth wait of a queue for an event, counted from now, is forgotten.
@@ -122,12 +77,13 @@ class FakeDoor : public cuda::Door {
   }
 
   // Work of a test's own on the compute queue.
-  void enqueue(std::function<void()> work) {
+  void enqueue(std::function<void()> work) override {
     const std::lock_guard lock(mutex_);
     if (keep(Queue::compute, [=, this] { enqueue(work); })) return;
     ask(Queue::compute, std::move(work));
   }
   size_t allocations() const { return allocated_.size(); }
+  Bytes copied() const { return {bytes_copied_}; }  // in any direction
   const std::map<void*, size_t>& pinned() const { return pinned_; }
   const std::map<std::string, int>& calls() const { return calls_; }
 
@@ -186,11 +142,14 @@ class FakeDoor : public cuda::Door {
   void* allocate_in_order(size_t bytes) override {
     const std::lock_guard lock(mutex_);
     call("cudaMallocAsync");
-    return std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    void* const memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    in_order_[memory] = bytes;
+    return memory;
   }
   void release_in_order(void* memory) override {
     const std::lock_guard lock(mutex_);
     call("cudaFreeAsync");
+    in_order_.erase(memory);
     ask(Queue::compute, [=] { std::free(memory); });
   }
   void trim() noexcept override {}
@@ -231,6 +190,8 @@ class FakeDoor : public cuda::Door {
         (peer_ == nullptr || !lies_in(peer_->allocated_, host, bytes))) {
       throw Error(ErrorCode::internal, "a copy beside the host is asked for, but the host's memory is not pinned");
     }
+    expect_direction(to, from, bytes, direction);
+    bytes_copied_ += static_cast<int64_t>(bytes);
     ask(queue, [=] { std::memcpy(to, from, bytes); });
   }
   void fill(Queue queue, void* at, int byte, size_t bytes) override {
@@ -251,37 +212,23 @@ class FakeDoor : public cuda::Door {
     ask(queue, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
   }
 
-  // The first is one that no rule should take for the best because it stands there.
   std::vector<cuda::ConvolutionAlgorithm> algorithms(const cuda::Convolution& c, bool tf32) override {
-    if (c.top != c.bottom || c.left != c.right) return {};
-    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return {};
-    std::vector<cuda::ConvolutionAlgorithm> list = {
-        {.name = "fft", .number = 4, .tf32 = false, .deterministic = true, .workspace = {c.n * 3000}},
-        {.name = "implicit_precomp_gemm", .number = 1, .tf32 = false, .deterministic = true, .workspace = {c.n * 1000}},
-        {.name = "implicit_gemm", .number = 0, .tf32 = false, .deterministic = true, .workspace = {}}};
-    if (c.pass != cuda::Convolution::Pass::forward) {
-      list.push_back({.name = "algo_0", .number = 3, .tf32 = false, .deterministic = false, .workspace = {}});
-    }
-    if (tf32)
-      list.push_back({.name = "implicit_precomp_gemm",
-                      .number = 1,
-                      .tf32 = true,
-                      .deterministic = true,
-                      .workspace = {c.n * 500}});
-    return list;
+    return cuda::list_algorithms(cudnn_, c, tf32);
   }
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Convolution& c,
                                           const cuda::ConvolutionAlgorithm& algorithm) override {
-    return std::make_unique<FakeConvolution>(*this, c, algorithm);
+    return cuda::prepare_convolution(cudnn_, c, algorithm);
   }
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product, Bytes workspace) override {
-    return std::make_unique<FakeProduct>(*this, product, std::min(workspace, Bytes{4096}));
+    return std::make_unique<FakeProduct>(static_cast<FakeQueue&>(*this), product, std::min(workspace, Bytes{4096}),
+                                         most_terms_);
   }
 
-  Event make_event(bool) override {
+  Event make_event(bool timed) override {
     const std::lock_guard lock(mutex_);
     call("cudaEventCreateWithFlags");
     const auto state = std::make_shared<EventState>();
+    state->timed = timed;
     events_.emplace(state.get(), state);
     return state.get();
   }
@@ -295,7 +242,7 @@ class FakeDoor : public cuda::Door {
     call("cudaEventRecord");
     auto* state = static_cast<EventState*>(event);
     if (capture_ && capture_->within[at(queue)]) {
-      capture_->events[state] = capture_->clocks[at(queue)];
+      if (!state->timed) capture_->events[state] = capture_->clocks[at(queue)];
       capture_->asked.push_back([=, this] { record(queue, event); });
       return;
     }
@@ -412,6 +359,7 @@ class FakeDoor : public cuda::Door {
  private:
   using Clock = std::array<int64_t, cuda::kQueues>;
   struct EventState {
+    bool timed = false;
     int64_t asked = 0, reached = 0;
     double at_ms = 0;
     Clock clock{};
@@ -435,116 +383,6 @@ class FakeDoor : public cuda::Door {
     std::array<Clock, cuda::kQueues> clocks{};  // operations, by queue
     std::map<const EventState*, Clock> events;
     bool spoilt = false;
-  };
-
-  class FakeConvolution final : public cuda::Prepared {
-   public:
-    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, cuda::ConvolutionAlgorithm algorithm)
-        : door_(door), c_(c), algorithm_(std::move(algorithm)) {}
-    Bytes workspace() const override { return algorithm_.workspace; }
-    void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
-      using namespace cuda;
-      const char* const name = c_.pass == cuda::Convolution::Pass::forward         ? "cudnnConvolutionForward"
-                               : c_.pass == cuda::Convolution::Pass::backward_data ? "cudnnConvolutionBackwardData"
-                                                                                   : "cudnnConvolutionBackwardFilter";
-      door_.count(name);
-      if (door_.refused_.contains(algorithm_.name)) {
-        throw Error(ErrorCode::unsupported,
-                    std::string(name) + " refuses the algorithm " + algorithm_.name + " after all (fake)");
-      }
-      const int64_t group_c = c_.c / c_.groups;
-      const bool last = c_.channels_last;
-      const DirectShape shape{.x = fake::image(c_.n, c_.c, c_.h, c_.w, last),
-                              .y = fake::image(c_.n, c_.k, c_.oh, c_.ow, last),
-                              .groups = c_.groups,
-                              .group_c = group_c,
-                              .group_k = c_.k / c_.groups,
-                              .h = {.in = c_.h,
-                                    .out = c_.oh,
-                                    .kernel = c_.r,
-                                    .stride = c_.stride_h,
-                                    .dilation = c_.dilation_h,
-                                    .before = c_.top,
-                                    .after = c_.bottom},
-                              .w = {.in = c_.w,
-                                    .out = c_.ow,
-                                    .kernel = c_.s,
-                                    .stride = c_.stride_w,
-                                    .dilation = c_.dilation_w,
-                                    .before = c_.left,
-                                    .after = c_.right},
-                              .to_k = group_c * c_.r * c_.s,
-                              .to_c = last ? 1 : c_.r * c_.s,
-                              .to_r = last ? c_.s * group_c : c_.s,
-                              .to_s = last ? group_c : 1};
-      auto* y = static_cast<float*>(out);
-      const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
-      door_.enqueue_part([=, &door = door_, bytes = static_cast<size_t>(algorithm_.workspace.count), c = c_,
-                          algorithm = algorithm_] {
-        if (bytes > 0) std::memset(workspace, 0xff, bytes);
-        door.spend(algorithm.name);
-        switch (c.pass) {
-          case cuda::Convolution::Pass::forward:
-            all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
-                c.n * c.k * c.oh * c.ow);
-            break;
-          case cuda::Convolution::Pass::backward_data:
-            all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
-            break;
-          case cuda::Convolution::Pass::backward_weights:
-            all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
-            break;
-        }
-        if (!algorithm.deterministic) *y = std::nextafter(*y, door.random_() % 2 == 0 ? 1e9F : -1e9F);
-      });
-    }
-
-   private:
-    template <class Body>
-    static void all(const Body& body, int64_t count) {
-      fake::HostLauncher<Body>::launch(&body, count);
-    }
-    FakeDoor& door_;
-    cuda::Convolution c_;
-    cuda::ConvolutionAlgorithm algorithm_;
-  };
-
-  class FakeProduct final : public cuda::Prepared {
-   public:
-    FakeProduct(FakeDoor& door, const cuda::Product& product, Bytes workspace)
-        : door_(door), p_(product), workspace_(workspace) {}
-    Bytes workspace() const override { return workspace_; }
-    void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
-      door_.count("cublasLtMatmul");
-      door_.enqueue_part([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
-                          offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
-                          workspace, bytes = static_cast<size_t>(workspace_.count), most = door_.most_terms_] {
-        if (bytes > 0) std::memset(workspace, 0xff, bytes);
-        for (int64_t i = 0; i < p.batch; ++i) {
-          const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
-          float* const y_i = y + i * p.to_out;
-          if (p.m * p.n * p.k > most) {
-            std::fill(y_i, y_i + p.m * p.n, 0.0F);
-            continue;
-          }
-          for (int64_t m = 0; m < p.m; ++m) {
-            for (int64_t n = 0; n < p.n; ++n) {
-              double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.n + n] : 0.0F);
-              for (int64_t k = 0; k < p.k; ++k) {
-                sum += static_cast<double>(a_i[p.transpose_a ? k * p.m + m : m * p.k + k]) *
-                       b_i[p.transpose_b ? n * p.k + k : k * p.n + n];
-              }
-              y_i[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
-            }
-          }
-        }
-      });
-    }
-
-   private:
-    FakeDoor& door_;
-    cuda::Product p_;
-    Bytes workspace_;
   };
 
   // Calls are over when they were asked after once. What was asked of the queue goes on when all ranks have come to it.
@@ -630,14 +468,24 @@ class FakeDoor : public cuda::Door {
     }
     if (broken_) throw Error(ErrorCode::device_failure, std::string(name) + ": an earlier call failed (fake)");
   }
-  void count(const char* name) {
+  void count(const char* name) override {
     const std::lock_guard lock(mutex_);
     call(name);
   }
   // Runs while the queue's work is done.
-  void spend(const std::string& algorithm) {
+  void spend(const std::string& algorithm) override {
     if (loaded_.insert(algorithm).second) ticks_ += 1000 * loads_ms_;
     if (const auto known = takes_ms_.find(algorithm); known != takes_ms_.end()) ticks_ += 1000 * known->second;
+  }
+  // As CUDA says it where the direction that is told is not the addresses'. Tests may have tensors of a device elsewhere.
+  void expect_direction(const void* to, const void* from, size_t bytes, cuda::Direction direction) const {
+    const auto is_here = [&](const void* at) {
+      return lies_in(allocated_, at, bytes) || lies_in(in_order_, at, bytes);
+    };
+    const bool right = direction == cuda::Direction::to_device ? is_here(to) && !is_here(from)
+                       : direction == cuda::Direction::to_host ? is_here(from) && !is_here(to)
+                                                               : !is_pinned(to, bytes) && !is_pinned(from, bytes);
+    if (!right) throw Error(ErrorCode::device_failure, "cudaMemcpyAsync: invalid argument (fake)");
   }
   bool is_pinned(const void* memory, size_t bytes) const { return lies_in(pinned_, memory, bytes); }
   static bool lies_in(const std::map<void*, size_t>& regions, const void* memory, size_t bytes) {
@@ -648,7 +496,10 @@ class FakeDoor : public cuda::Door {
     });
   }
 
-  void enqueue_part(std::function<void()> work) { enqueue(std::move(work)); }
+  bool works() noexcept override {
+    const std::lock_guard lock(mutex_);
+    return !broken_ && !capture_;
+  }
 
   // Every operation of a kernel is taken to touch all that the kernel does.
   void ask(Queue queue, std::function<void()> work, std::function<bool()> may_begin = {}) {
@@ -711,25 +562,26 @@ class FakeDoor : public cuda::Door {
                      .total = 8_GiB,
                      .free = 3_GiB,
                      .cache = 16_KiB};
-  std::set<std::string> refused_, loaded_;
+  std::set<std::string> loaded_;
   std::map<std::string, double> takes_ms_;
   double loads_ms_ = 0;
   Bytes loads_bytes_;
-  int64_t most_elements_ = INT64_MAX;
   int remaining_ = 0, forget_ = 0, waits_ = 0;
   bool records_ = true;
   int64_t most_terms_ = INT64_MAX;
   int captures_ = 0, device_ = 0;
+  int64_t bytes_copied_ = 0;
   FakeDoor* peer_ = nullptr;
   std::unique_ptr<Capture> capture_;
   double ticks_ = 0;
-  std::map<void*, size_t> allocated_, pinned_;
+  std::map<void*, size_t> allocated_, in_order_, pinned_;
   std::map<std::string, int> calls_;
   std::array<std::deque<Pending>, cuda::kQueues> pending_;
   std::map<Event, std::shared_ptr<EventState>> events_;
   std::array<Clock, cuda::kQueues> clocks_{};
   Clock host_{};
   std::vector<Entry> log_;
+  FakeCudnn cudnn_{*this, facts_.total, 1};
   inline static thread_local std::vector<Touch> reads_, writes_;
 };
 

@@ -4,6 +4,8 @@
 //   PLIMSOLL_FAKE_FAIL=cudaMemcpyAsync:200   the 200th such call fails
 //   PLIMSOLL_FAKE_DEVICES=0                  how many GPUs there are (default 1)
 //   PLIMSOLL_FAKE_REFUSE=fft                 convolutions by this algorithm refuse to run
+//   PLIMSOLL_FAKE_STATUS=cudnnGet:3009       calls of cuDNN whose names begin so answer with this status;
+//                        cudnnConv/fft:5003  those for this algorithm
 //   PLIMSOLL_FAKE_CAPABILITY=7.0             compute capability (default 9.0)
 //   PLIMSOLL_FAKE_LOADS=64                   MiB of the GPU's memory that each algorithm takes from its first run on
 //   PLIMSOLL_FAKE_NCCL=FOLDER                NCCL is there, and ranks meet in this folder
@@ -46,6 +48,13 @@ PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
     door->fail(fail.substr(0, colon), std::stoi(fail.substr(colon + 1)));
   }
   if (const std::string refused = environment("PLIMSOLL_FAKE_REFUSE"); !refused.empty()) door->refuse(refused);
+  const std::string status = environment("PLIMSOLL_FAKE_STATUS");
+  if (const size_t colon = status.find(':'); colon != std::string::npos) {
+    const std::string call = status.substr(0, colon);
+    const size_t slash = std::min(call.find('/'), call.size());
+    door->cudnn().answer(call.substr(0, slash), std::stoi(status.substr(colon + 1)),
+                         slash < call.size() ? call.substr(slash + 1) : "");
+  }
   if (const std::string capability = environment("PLIMSOLL_FAKE_CAPABILITY"); !capability.empty()) {
     const int major = capability[0] - '0', minor = capability[2] - '0';
     if (const std::string why = plimsoll::cuda::why_too_old(major, minor); !why.empty()) {

@@ -143,7 +143,10 @@ TEST(Queues, OrderEveryKernelAndCopyOfARandomPlan) {
       const auto door = std::make_shared<FakeDoor>(seed);
       const QueuedMixing device(door, problem.graph, problem.kernels);
       ASSERT_EQ(contents(problem, device,
-                         {.check_memory = check_memory, .record_times = seed % 2 == 0, .spill = folder.path()}),
+                         {.check_memory = check_memory,
+                          .record_times = seed % 2 == 0,
+                          .time_captured = seed % 4 == 0,
+                          .spill = folder.path()}),
                 expected);
       ASSERT_THAT(door->conflicts(), IsEmpty());
       EXPECT_EQ(door->allocations(), 0u);

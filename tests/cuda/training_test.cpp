@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "bench/heaps.h"
 #include "device/cuda/device.h"
@@ -102,6 +103,33 @@ TEST(CudaHeaps, AreComparedWhereADeviceCannotCapture) {
   }
 }
 
+// What the host takes to ask for a step's ops is no part of them.
+TEST(CudaTimes, AreThoseOfEachCapturedStepWhereThatIsAskedFor) {
+  for (const bool captured : {false, true}) {
+    const auto door = std::make_shared<FakeDoor>(3);
+    const auto cuda = cuda::open_behind(door, "cuda:0", false);
+    const Program program = program_of(*cuda, "lenet", {.policy = "liveness"});
+    Executor executor(program.network.graph, program.plan, *cuda, {.record_times = true, .time_captured = captured});
+    const auto longest = [&] {
+      double ms = 0;
+      for (const StepRecord& record : executor.records()) ms = std::max(ms, record.end_ms - record.start_ms);
+      return ms;
+    };
+    for (int step = 0; step < kRunsBeforeCapture; ++step) executor.run_step();
+    EXPECT_LT(longest(), 1);
+    for (const double ms : {50.0, 20.0}) {
+      door->takes("implicit_precomp_gemm", ms);
+      executor.run_step();
+      EXPECT_TRUE(executor.is_captured());
+      if (captured) {
+        EXPECT_NEAR(longest(), ms, 1);
+      } else {
+        EXPECT_LT(longest(), 1);
+      }
+    }
+  }
+}
+
 // The same convolutions in parts: pointers that move from part to part, and sums of weight gradients.
 TEST(CudaTrainingInParts, GivesTheWeightsOfTheWhole) {
   const auto door = std::make_shared<FakeDoor>(3);
@@ -126,6 +154,34 @@ TEST(CudaTrainingInParts, GivesTheWeightsOfTheWhole) {
   EXPECT_EQ(door->captures(), 2);
   ASSERT_EQ(weights.size(), expected.size());
   EXPECT_LT(distance(expected, weights), 1e-5);
+}
+
+// Layouts that are not row-major are converted on the host, some rows at a time.
+TEST(CudaStates, AreDrawnAndReadWithoutCopyingThemOftenerThanOnce) {
+  std::map<std::string, std::vector<float>> drawn[2];
+  for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+    const auto door = std::make_shared<FakeDoor>(3);
+    const auto cuda = cuda::open_behind(door, "cuda:0", false);
+    const Program program = program_of(*cuda, "resnet18", {.policy = "liveness", .family = family});
+    const Graph& graph = program.network.graph;
+    Executor executor(graph, program.plan, *cuda);
+    Bytes states;
+    for (const State& state : graph.states) states += graph.tensor(state.before).bytes();
+    executor.initialize(7);
+    EXPECT_EQ(door->copied(), states);
+    constexpr size_t kPiece = 1'000'001;
+    for (const State& state : graph.states) {
+      const Tensor& tensor = graph.tensor(state.before);
+      std::vector<float>& values = drawn[family == LayoutFamily::plain ? 0 : 1][tensor.name];
+      values.resize(element_count(tensor.shape));
+      for (size_t first = 0; first < values.size(); first += kPiece) {
+        const auto piece = std::span(values).subspan(first, std::min(kPiece, values.size() - first));
+        executor.read(state.before, static_cast<int64_t>(first), std::as_writable_bytes(piece));
+      }
+    }
+    EXPECT_LT(door->copied(), Bytes{states.count * 21 / 10}) << "some rows were read twice";
+  }
+  EXPECT_EQ(drawn[0], drawn[1]);
 }
 
 class CudaTraining : public ::testing::TestWithParam<std::tuple<std::string, LayoutFamily>> {};

@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 5;
+inline constexpr int kDoorVersion = 6;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -161,7 +161,8 @@ class Door {
   virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
 
   // What is asked of compute from here on, and of queues that wait for its events, is kept and not done. All of it must
-  // be waited for by compute at the end; null where it could not be kept, with everything as it was before.
+  // be waited for by compute at the end; null where it could not be kept, with everything as it was before. A timed event
+  // that is recorded meanwhile tells the time of each launch; nothing that is captured may wait for it.
   virtual void begin_capture() = 0;
   virtual Captured end_capture() noexcept = 0;
   virtual void launch_captured(Captured captured) = 0;  // asked of compute

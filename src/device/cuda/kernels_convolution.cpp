@@ -113,9 +113,9 @@ std::string key_of(const Convolution& c) {
 
 std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
   const std::lock_guard lock(context.mutex);
-  const auto [place, unknown] = context.algorithms.try_emplace(key_of(convolution));
-  if (unknown) place->second = context.door->algorithms(convolution, context.tf32);
-  return place->second;
+  const std::string key = key_of(convolution);
+  if (const auto known = context.algorithms.find(key); known != context.algorithms.end()) return known->second;
+  return context.algorithms.emplace(key, context.door->algorithms(convolution, context.tf32)).first->second;
 }
 
 // What cuDNN offered and then refused to run is not offered again.
@@ -216,13 +216,19 @@ class CudnnKernel final : public ConvolutionKernel {
                                     [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
     if (found == algorithms.end()) throw_no_kernel(op, kernel);
     algorithm_ = *found;
-    prepared_ = context.door->prepare(convolution_, algorithm_);
-    workspace_bytes_ = std::max(workspace_bytes_, prepared_->workspace());
+    try {
+      prepared_ = context.door->prepare(convolution_, algorithm_);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      refusal_ = error.what();
+    }
+    workspace_bytes_ = std::max(workspace_bytes_, prepared_ ? prepared_->workspace() : algorithm_.workspace);
   }
 
  private:
   void work() override {
     try {
+      if (!prepared_) throw Error(ErrorCode::unsupported, refusal_);
       prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
                      scratch<void>());
     } catch (const Error& error) {
@@ -241,6 +247,7 @@ class CudnnKernel final : public ConvolutionKernel {
   Convolution convolution_;
   ConvolutionAlgorithm algorithm_;
   std::unique_ptr<Prepared> prepared_;
+  std::string refusal_;  // why there is none: told where every refusal is, when it is run
 };
 
 class DirectKernel final : public ConvolutionKernel {

@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
+#include <string>
+#include <string_view>
+
 #include "plimsoll/error.h"
 
 namespace plimsoll::cuda {
@@ -14,7 +17,15 @@ namespace plimsoll::cuda {
 inline std::string reason_of(cudaError_t status) {
   return std::string(cudaGetErrorString(status)) + " (" + cudaGetErrorName(status) + ")";
 }
-inline std::string reason_of(cudnnStatus_t status) { return cudnnGetErrorString(status); }
+// With what cuDNN itself says of its last error, which names the reason.
+inline std::string reason_of(cudnnStatus_t status) {
+  char said[1024] = {};
+  cudnnGetLastErrorString(said, sizeof(said));
+  std::string_view text(said);
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+  const std::string name = cudnnGetErrorString(status);
+  return text.empty() ? name : name + " (" + std::string(text) + ")";
+}
 inline std::string reason_of(cublasStatus_t status) { return cublasLtGetStatusString(status); }
 
 template <class Status>

@@ -80,7 +80,7 @@ class LtProduct final : public Prepared {
     return found > 0 && chosen_.state == CUBLAS_STATUS_SUCCESS;
   }
 
-  Bytes workspace() const override { return with_slack(chosen_.workspaceSize); }
+  Bytes workspace() const override { return {static_cast<int64_t>(with_slack(chosen_.workspaceSize))}; }
 
   void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
     if (bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -116,8 +116,7 @@ class LtProduct final : public Prepared {
 std::unique_ptr<Prepared> prepare_product(cublasLtHandle_t handle, cudaStream_t stream, const Product& product,
                                           Bytes workspace) {
   auto prepared = std::make_unique<LtProduct>(handle, stream, product);
-  const size_t most = static_cast<size_t>(workspace.count);
-  if (!prepared->choose(most > kWorkspaceSlack ? most - kWorkspaceSlack : 0)) return nullptr;
+  if (!prepared->choose(without_slack(static_cast<size_t>(workspace.count)))) return nullptr;
   return prepared;
 }
 

@@ -42,8 +42,10 @@ class CudaDoor final : public Door {
   explicit CudaDoor(int device) : device_(device) {
     use();
     for (cudaStream_t& stream : streams_) PLIMSOLL_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    require_one_cudnn();
     PLIMSOLL_CUDA(cudnnCreate(&cudnn_));
     PLIMSOLL_CUDA(cudnnSetStream(cudnn_, stream(Queue::compute)));
+    convolutions_ = open_cudnn(cudnn_, stream(Queue::compute));
     PLIMSOLL_CUDA(cublasLtCreate(&cublas_));
   }
   ~CudaDoor() override {
@@ -66,7 +68,7 @@ class CudaDoor final : public Door {
     PLIMSOLL_CUDA(cudaRuntimeGetVersion(&runtime));
     size_t free = 0, total = 0;
     PLIMSOLL_CUDA(cudaMemGetInfo(&free, &total));
-    const size_t cudnn = cudnnGetVersion(), cublas = cublasLtGetVersion();
+    const size_t cublas = cublasLtGetVersion();
     return {.name = properties.name,
             .id = id_of(properties.uuid),
             .major = properties.major,
@@ -74,7 +76,7 @@ class CudaDoor final : public Door {
             .processors = properties.multiProcessorCount,
             .driver = version(driver),
             .runtime = version(runtime),
-            .cudnn = fmt::format("{}.{}.{}", cudnn / 10000, cudnn % 10000 / 100, cudnn % 100),
+            .cudnn = cudnn_version(cudnnGetVersion()),
             .cublas = fmt::format("{}.{}.{}", cublas / 10000, cublas % 10000 / 100, cublas % 100),
             .total = {static_cast<int64_t>(total)},
             .free = {static_cast<int64_t>(free)},
@@ -134,13 +136,18 @@ class CudaDoor final : public Door {
     int can = 0;
     PLIMSOLL_CUDA(cudaDeviceCanAccessPeer(&can, device_, peer.device()));
     if (can != 0) enable(peer.device());
+    has_peer_ = true;
   }
   int device() const override { return device_; }
 
-  // Addresses tell CUDA which memory they are in: ours, the host's, a peer's.
-  void copy(Queue queue, void* to, const void* from, size_t bytes, Direction) override {
+  // What stands for the host may be a peer's memory: then addresses tell CUDA which it is.
+  void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) override {
     use();
-    PLIMSOLL_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream(queue)));
+    const cudaMemcpyKind kind = direction == Direction::on_device   ? cudaMemcpyDeviceToDevice
+                                : has_peer_                         ? cudaMemcpyDefault
+                                : direction == Direction::to_device ? cudaMemcpyHostToDevice
+                                                                    : cudaMemcpyDeviceToHost;
+    PLIMSOLL_CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream(queue)));
   }
   void fill(Queue queue, void* at, int byte, size_t bytes) override {
     use();
@@ -155,11 +162,11 @@ class CudaDoor final : public Door {
 
   std::vector<ConvolutionAlgorithm> algorithms(const Convolution& convolution, bool tf32) override {
     use();
-    return convolution_algorithms(cudnn_, convolution, tf32);
+    return list_algorithms(*convolutions_, convolution, tf32);
   }
   std::unique_ptr<Prepared> prepare(const Convolution& convolution, const ConvolutionAlgorithm& algorithm) override {
     use();
-    return prepare_convolution(cudnn_, convolution, algorithm);
+    return prepare_convolution(*convolutions_, convolution, algorithm);
   }
   std::unique_ptr<Prepared> prepare(const Product& product, Bytes workspace) override {
     use();
@@ -168,32 +175,35 @@ class CudaDoor final : public Door {
 
   Event make_event(bool timed) override {
     use();
-    cudaEvent_t event = nullptr;
-    PLIMSOLL_CUDA(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
-    return event;
+    auto made = std::make_unique<TimedEvent>(TimedEvent{.timed = timed});
+    PLIMSOLL_CUDA(cudaEventCreateWithFlags(&made->event, timed ? cudaEventDefault : cudaEventDisableTiming));
+    return made.release();
   }
   void drop_event(Event event) noexcept override {
     select(device_);
-    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    const std::unique_ptr<TimedEvent> dropped(static_cast<TimedEvent*>(event));
+    cudaEventDestroy(dropped->event);
   }
   void record(Queue queue, Event event) override {
     use();
-    PLIMSOLL_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), stream(queue)));
+    const bool inside = is_capturing_ && static_cast<TimedEvent*>(event)->timed;
+    PLIMSOLL_CUDA(
+        cudaEventRecordWithFlags(of(event), stream(queue), inside ? cudaEventRecordExternal : cudaEventRecordDefault));
   }
   void wait(Queue queue, Event event) override {
     use();
-    PLIMSOLL_CUDA(cudaStreamWaitEvent(stream(queue), static_cast<cudaEvent_t>(event), 0));
+    PLIMSOLL_CUDA(cudaStreamWaitEvent(stream(queue), of(event), 0));
   }
   bool is_reached(Event event) override {
     use();
-    const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    const cudaError_t status = cudaEventQuery(of(event));
     if (status == cudaErrorNotReady) return false;
     check_call(status, "cudaEventQuery");
     return true;
   }
   void synchronize(Event event) override {
     use();
-    PLIMSOLL_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+    PLIMSOLL_CUDA(cudaEventSynchronize(of(event)));
   }
   void synchronize(Queue queue) override {
     use();
@@ -202,7 +212,7 @@ class CudaDoor final : public Door {
   double elapsed_ms(Event from, Event to) override {
     use();
     float ms = 0;
-    PLIMSOLL_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(to)));
+    PLIMSOLL_CUDA(cudaEventElapsedTime(&ms, of(from), of(to)));
     return static_cast<double>(ms);
   }
 
@@ -217,9 +227,11 @@ class CudaDoor final : public Door {
   void begin_capture() override {
     use();
     PLIMSOLL_CUDA(cudaStreamBeginCapture(stream(Queue::compute), cudaStreamCaptureModeThreadLocal));
+    is_capturing_ = true;
   }
   Captured end_capture() noexcept override {
     select(device_);
+    is_capturing_ = false;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t ready = nullptr;
     cudaError_t status = cudaStreamEndCapture(stream(Queue::compute), &graph);
@@ -239,13 +251,20 @@ class CudaDoor final : public Door {
   }
 
  private:
+  struct TimedEvent {  // an Event
+    cudaEvent_t event = nullptr;
+    bool timed = false;
+  };
+  static cudaEvent_t of(Event event) { return static_cast<TimedEvent*>(event)->event; }
   void use() const { check_call(select(device_), "cudaSetDevice"); }
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
 
   int device_;
+  bool has_peer_ = false, is_capturing_ = false;
   cudaStream_t streams_[kQueues] = {};
   cudaMemPool_t pool_ = nullptr;
   cudnnHandle_t cudnn_ = nullptr;
+  std::unique_ptr<ConvolutionLibrary> convolutions_;
   cublasLtHandle_t cublas_ = nullptr;
 };
 

@@ -1,0 +1,268 @@
+// cuDNN and cuBLASLt without a GPU: their operations by plain loops, asked of a queue, and cuDNN's statuses as a test wants
+// them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/bodies/bodies.h"
+#include "device/cuda/convolution_library.h"
+
+namespace plimsoll::testing {
+
+namespace fake {
+
+using namespace cuda;
+
+template <class Body>
+struct HostLauncher {
+  static void launch(const void* parameters, int64_t count) {
+    Body body;
+    std::memcpy(static_cast<void*>(&body), parameters, sizeof(Body));
+    if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
+      for (int64_t i = 0; i < count; ++i) body.run(i);
+    } else {
+      std::vector<typename Body::Value> values(kBlock);
+      for (int64_t block = 0; block < count; ++block) {
+        for (int thread = 0; thread < kBlock; ++thread)
+          values[static_cast<size_t>(thread)] = body.partial(block, thread);
+        for (int distance = kBlock / 2; distance > 0; distance /= 2) {
+          for (int thread = 0; thread < distance; ++thread) {
+            values[static_cast<size_t>(thread)].add(values[static_cast<size_t>(thread + distance)]);
+          }
+        }
+        body.finish(block, values[0]);
+      }
+    }
+  }
+};
+
+template <class Body>
+struct SizeOf {
+  static size_t launch() { return sizeof(Body); }
+};
+
+inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
+  return {.n = n,
+          .c = c,
+          .h = h,
+          .w = w,
+          .to_n = c * h * w,
+          .to_c = last ? 1 : h * w,
+          .to_h = last ? w * c : w,
+          .to_w = last ? c : 1};
+}
+
+}  // namespace fake
+
+// The door, as the libraries see it.
+class FakeQueue {
+ public:
+  virtual ~FakeQueue() = default;
+  virtual void count(const char* call) = 0;  // it was made; throws where it is to fail
+  virtual void enqueue(std::function<void()> work) = 0;
+  virtual void spend(const std::string& algorithm) = 0;  // while the queue's work is done
+  virtual bool works() noexcept = 0;
+};
+
+class FakeCudnn final : public cuda::ConvolutionLibrary {
+ public:
+  using Pass = cuda::Convolution::Pass;
+
+  FakeCudnn(FakeQueue& queue, Bytes memory, uint64_t seed) : queue_(queue), memory_(memory), random_(seed) {}
+
+  // Calls whose names begin so answer with this status, of all algorithms or of one.
+  void answer(std::string call, int status, std::string algorithm = {}) {
+    statuses_.push_back({std::move(call), std::move(algorithm), status});
+  }
+  void forget_statuses() { statuses_.clear(); }
+  // No algorithm takes a convolution where a tensor has more elements.
+  void limit_elements(int64_t most) { most_elements_ = most; }
+  // What the algorithm asks for, whatever the convolution.
+  void asks_for(const std::string& algorithm, uint64_t workspace) { workspaces_[algorithm] = workspace; }
+
+  cuda::Answer describe(const cuda::Convolution& c, bool tf32, std::unique_ptr<Described>& described) override {
+    described = std::make_unique<Descriptors>(c, tf32);
+    return call("cudnnSetConvolution2dDescriptor", "");
+  }
+  // The first is one that no rule should take for the best because it stands there.
+  cuda::Answer guess(const Described& described, std::vector<Candidate>& found) override {
+    const auto& d = static_cast<const Descriptors&>(described);
+    static constexpr const char* kNames[] = {"cudnnGetConvolutionForwardAlgorithm_v7",
+                                             "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+                                             "cudnnGetConvolutionBackwardFilterAlgorithm_v7"};
+    const cuda::Answer answer = call(kNames[static_cast<size_t>(d.convolution.pass)], "");
+    if (!answer.is_done()) return answer;
+    if (d.tf32) {
+      found = {{.name = "implicit_precomp_gemm", .number = 1, .deterministic = true, .tensor_cores = true}};
+    } else {
+      found = every(d.convolution.pass);
+    }
+    return answer;
+  }
+  std::vector<Candidate> every(Pass pass) override {
+    std::vector<Candidate> list = {{.name = "fft", .number = 4, .deterministic = true},
+                                   {.name = "implicit_precomp_gemm", .number = 1, .deterministic = true},
+                                   {.name = "implicit_gemm", .number = 0, .deterministic = true}};
+    if (pass != Pass::forward) list.push_back({.name = "algo_0", .number = 3, .deterministic = false});
+    return list;
+  }
+  cuda::Answer workspace(const Described& described, int number, uint64_t& bytes) override {
+    const auto& d = static_cast<const Descriptors&>(described);
+    const cuda::Convolution& c = d.convolution;
+    static constexpr const char* kNames[] = {"cudnnGetConvolutionForwardWorkspaceSize",
+                                             "cudnnGetConvolutionBackwardDataWorkspaceSize",
+                                             "cudnnGetConvolutionBackwardFilterWorkspaceSize"};
+    const char* const name = kNames[static_cast<size_t>(c.pass)];
+    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return refusal(name, 3002);
+    const std::string algorithm = name_of(number);
+    const auto known = workspaces_.find(algorithm);
+    const int64_t a_row = number == 4 ? 3000 : number == 1 ? (d.tf32 ? 500 : 1000) : 0;
+    bytes = known != workspaces_.end() ? known->second : static_cast<uint64_t>(c.n * a_row);
+    return call(name, algorithm);
+  }
+  cuda::Answer run(const Described& described, int number, const void* a, const void* b, void* out, void* workspace,
+                   uint64_t bytes) override {
+    using namespace cuda;
+    const cuda::Convolution c = static_cast<const Descriptors&>(described).convolution;
+    static constexpr const char* kNames[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
+                                             "cudnnConvolutionBackwardFilter"};
+    const std::string algorithm = name_of(number);
+    Answer answer = call(kNames[static_cast<size_t>(c.pass)], algorithm);
+    if (!answer.is_done()) return answer;
+    const int64_t group_c = c.c / c.groups;
+    const bool last = c.channels_last;
+    const DirectShape shape{.x = fake::image(c.n, c.c, c.h, c.w, last),
+                            .y = fake::image(c.n, c.k, c.oh, c.ow, last),
+                            .groups = c.groups,
+                            .group_c = group_c,
+                            .group_k = c.k / c.groups,
+                            .h = {.in = c.h,
+                                  .out = c.oh,
+                                  .kernel = c.r,
+                                  .stride = c.stride_h,
+                                  .dilation = c.dilation_h,
+                                  .before = c.top,
+                                  .after = c.bottom},
+                            .w = {.in = c.w,
+                                  .out = c.ow,
+                                  .kernel = c.s,
+                                  .stride = c.stride_w,
+                                  .dilation = c.dilation_w,
+                                  .before = c.left,
+                                  .after = c.right},
+                            .to_k = group_c * c.r * c.s,
+                            .to_c = last ? 1 : c.r * c.s,
+                            .to_r = last ? c.s * group_c : c.s,
+                            .to_s = last ? group_c : 1};
+    auto* y = static_cast<float*>(out);
+    const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
+    queue_.enqueue([=, this] {
+      if (bytes > 0) std::memset(workspace, 0xff, bytes);
+      queue_.spend(algorithm);
+      switch (c.pass) {
+        case Pass::forward:
+          all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
+              c.n * c.k * c.oh * c.ow);
+          break;
+        case Pass::backward_data:
+          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
+          break;
+        case Pass::backward_weights:
+          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
+          break;
+      }
+      if (algorithm == "algo_0") *y = std::nextafter(*y, random_() % 2 == 0 ? 1e9F : -1e9F);
+    });
+    return answer;
+  }
+  bool still_works() noexcept override { return queue_.works(); }
+  Bytes memory() override { return memory_; }
+
+ private:
+  struct Descriptors final : Described {
+    Descriptors(const cuda::Convolution& c, bool rounds) : convolution(c), tf32(rounds) {}
+    cuda::Convolution convolution;
+    bool tf32;
+  };
+  struct Told {
+    std::string call, algorithm;  // no algorithm: all of them
+    int status;
+  };
+
+  static std::string name_of(int number) {
+    return number == 4 ? "fft" : number == 1 ? "implicit_precomp_gemm" : number == 0 ? "implicit_gemm" : "algo_0";
+  }
+  static cuda::Answer refusal(const char* name, int status) {
+    return {status, fmt::format("{}: status {} (fake)", name, status)};
+  }
+  cuda::Answer call(const char* name, const std::string& algorithm) {
+    queue_.count(name);
+    for (const Told& told : statuses_) {
+      if (!std::string_view(name).starts_with(told.call)) continue;
+      if (told.algorithm.empty() || told.algorithm == algorithm) return refusal(name, told.status);
+    }
+    return {};
+  }
+  template <class Body>
+  static void all(const Body& body, int64_t count) {
+    fake::HostLauncher<Body>::launch(&body, count);
+  }
+
+  FakeQueue& queue_;
+  Bytes memory_;
+  std::mt19937_64 random_;
+  std::vector<Told> statuses_;
+  std::map<std::string, uint64_t> workspaces_;
+  int64_t most_elements_ = INT64_MAX;
+};
+
+class FakeProduct final : public cuda::Prepared {
+ public:
+  // Products of more terms give zeros.
+  FakeProduct(FakeQueue& queue, const cuda::Product& product, Bytes workspace, int64_t most_terms)
+      : queue_(queue), p_(product), workspace_(workspace), most_terms_(most_terms) {}
+  Bytes workspace() const override { return workspace_; }
+  void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
+    queue_.count("cublasLtMatmul");
+    queue_.enqueue([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
+                    offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
+                    workspace, bytes = static_cast<size_t>(workspace_.count), most = most_terms_] {
+      if (bytes > 0) std::memset(workspace, 0xff, bytes);
+      for (int64_t i = 0; i < p.batch; ++i) {
+        const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
+        float* const y_i = y + i * p.to_out;
+        if (p.m * p.n * p.k > most) {
+          std::fill(y_i, y_i + p.m * p.n, 0.0F);
+          continue;
+        }
+        for (int64_t m = 0; m < p.m; ++m) {
+          for (int64_t n = 0; n < p.n; ++n) {
+            double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.n + n] : 0.0F);
+            for (int64_t k = 0; k < p.k; ++k) {
+              sum += static_cast<double>(a_i[p.transpose_a ? k * p.m + m : m * p.k + k]) *
+                     b_i[p.transpose_b ? n * p.k + k : k * p.n + n];
+            }
+            y_i[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
+          }
+        }
+      }
+    });
+  }
+
+ private:
+  FakeQueue& queue_;
+  cuda::Product p_;
+  Bytes workspace_;
+  int64_t most_terms_;
+};
+
+}  // namespace plimsoll::testing
