@@ -31,6 +31,7 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
+constexpr int64_t kChangedSteps = 100'000;      // scheduled by an ascent at a rung, for changes at random
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
 constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
@@ -58,7 +59,10 @@ class AutoPlanner {
     std::vector<Ascent> ascents;
     const auto ascend = [&](const std::vector<TradeoffPoint>& points, const std::vector<TierInfo>& tiers,
                             bool within_room) {
-      for (bool many_at_once : {false, true}) ascents.push_back({points, tiers, within_room, many_at_once});
+      for (bool many_at_once : {false, true}) {
+        ascents.push_back({points, tiers, within_room, many_at_once, 0});
+        if (!tiers.empty() && changes() > 0) ascents.push_back({points, tiers, within_room, many_at_once, changes()});
+      }
     };
     ascend(points_, input_.device.tiers, false);
     if (may_be_faster(least_ms_in_place(), input_.faster_than_ms)) ascend(in_place_, {}, false);
@@ -140,8 +144,8 @@ class AutoPlanner {
     std::vector<int64_t> peaks;
     for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
     std::sort(peaks.begin(), peaks.end());
-    for (LimitedPoint& point :
-         improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room, false))
+    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks,
+                                                {.tries = tries(), .within_room = within_room}))
       some.push_back({std::move(point.decisions), point.limit, point.ms, true});
     return least_when_placed_roughly(std::move(some), below);
   }
@@ -196,6 +200,7 @@ class AutoPlanner {
     std::vector<TierInfo> tiers;
     bool within_room;
     bool many_at_once;
+    int changes;  // at random
   };
   // The fastest plan that they lead to.
   std::optional<Plan> fastest_of(const std::vector<Ascent>& ascents) const {
@@ -203,8 +208,12 @@ class AutoPlanner {
     for_each_in_parallel(ascents.size(), [&](size_t i) {
       const Ascent& a = ascents[i];
       if (!a.points.empty())
-        found[i] =
-            improve_tradeoff(timeline_, a.tiers, a.points, limits(a.points), tries(), a.within_room, a.many_at_once);
+        found[i] = improve_tradeoff(timeline_, a.tiers, a.points, limits(a.points),
+                                    {.tries = tries(),
+                                     .within_room = a.within_room,
+                                     .many_at_once = a.many_at_once,
+                                     .states_may_move = input_.state_homes.empty(),
+                                     .changes = a.changes});
     });
     std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which ascent
     for (size_t a = 0; a < found.size(); ++a) {
@@ -443,6 +452,9 @@ class AutoPlanner {
     }
     limits.erase(limits.upper_bound(input_.budget.count), limits.end());
     return {limits.begin(), limits.end()};
+  }
+  int changes() const {
+    return input_.first_that_fits ? 0 : static_cast<int>(kChangedSteps / (1 + std::ssize(timeline_.steps)));
   }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
