@@ -75,12 +75,12 @@ class RaisedRanges {
 class Ascent {
  public:
   Ascent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points,
-         const AscentOptions& options)
+         bool within_room, bool many_at_once)
       : timeline_(timeline),
         tiers_(tiers),
         points_(points),
-        options_(options),
-        within_room_(options.within_room || tiers.size() > 1),
+        within_room_(within_room || tiers.size() > 1),
+        many_at_once_(many_at_once),
         scheduler_(timeline),
         least_ms_(points.size(), 0) {
     by_peak_.resize(points.size());
@@ -89,11 +89,10 @@ class Ascent {
                      [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
   }
 
-  std::vector<LimitedPoint> run(const std::vector<int64_t>& limits) {
+  std::vector<LimitedPoint> run(const std::vector<int64_t>& limits, int tries) {
     std::vector<LimitedPoint> result;
-    size_t seen = 0, next_rung = 0;
-    for (size_t l = 0; l < limits.size(); ++l) {
-      const int64_t limit = limits[l];
+    size_t seen = 0;
+    for (int64_t limit : limits) {
       if (best_.ms != kNever && !consider(best_.decisions, limit)) {
         std::swap(schedule_, best_schedule_);  // no better, but that of the best within this limit
       }
@@ -108,12 +107,8 @@ class Ascent {
       if (fresh.size() > kPointsJudged) fresh.resize(kPointsJudged);
       for (size_t i : fresh) consider_point(i, limit);
       if (best_.ms == kNever) continue;
-      if (options_.many_at_once) fill(limit);
-      improve(limit, options_.tries);
-      if (options_.changes > 0 && !tiers_.empty() && l >= next_rung) {
-        refine(limit);
-        next_rung = l + kLimitsARung;
-      }
+      if (many_at_once_) fill(limit);
+      improve(limit, tries);
       if (result.empty() || best_.ms < result.back().ms) result.push_back(best_);
     }
     return result;
@@ -262,14 +257,6 @@ class Ascent {
     }
   }
 
-  void refine(int64_t limit) {
-    AscentOptions options = options_;
-    options.within_room = within_room_;
-    best_.limit = limit;
-    const LimitedPoint found = refine_point(timeline_, tiers_, best_, options);
-    if (found.ms < best_.ms) consider(found.decisions, limit);
-  }
-
   // By step; of what runs again, that is left out.
   static std::vector<int64_t> live_of_first_runs(const Schedule& schedule) {
     std::vector<int64_t> live = schedule.live;
@@ -323,8 +310,7 @@ class Ascent {
   const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
   const std::vector<TradeoffPoint>& points_;
-  const AscentOptions& options_;
-  const bool within_room_;
+  const bool within_room_, many_at_once_;
   Scheduler scheduler_;
   Schedule schedule_, best_schedule_;
   struct KeptSchedule {
@@ -341,8 +327,8 @@ class Ascent {
 
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
-                                           const AscentOptions& options) {
-  return Ascent(timeline, tiers, points, options).run(limits);
+                                           int tries, bool within_room, bool many_at_once) {
+  return Ascent(timeline, tiers, points, within_room, many_at_once).run(limits, tries);
 }
 
 }  // namespace plimsoll

@@ -1,4 +1,4 @@
-// Changes of a point at random: refine_point.
+// Changes at random: refine_tradeoff.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -11,12 +11,12 @@ namespace {
 
 class Refinement {
  public:
-  Refinement(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit,
-             const AscentOptions& options)
-      : timeline_(timeline), tiers_(tiers), limit_(limit), options_(options), scheduler_(timeline) {
+  Refinement(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t least_limit,
+             const RefinementOptions& options)
+      : timeline_(timeline), tiers_(tiers), options_(options), scheduler_(timeline) {
     for (size_t v = 0; v < timeline.values.size(); ++v) {
       const TimelineValue& value = timeline.values[v];
-      if (value.bytes < limit / kSmall) continue;
+      if (value.bytes < least_limit / kSmall) continue;
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
         const int32_t from = g == 0 ? value.producer : value.uses[static_cast<size_t>(g) - 1];
         if (value.uses[static_cast<size_t>(g)] - from > 1) add_weighted(gaps_, value.first_gap + g, value.bytes);
@@ -25,30 +25,51 @@ class Refinement {
     }
   }
 
-  LimitedPoint run(const LimitedPoint& start) {
-    LimitedPoint best = start;
-    if (gaps_.items.empty()) return best;
-    Decisions now = start.decisions;
-    double now_ms = start.ms;
+  std::vector<LimitedPoint> run(const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits) {
+    std::vector<LimitedPoint> result;
+    LimitedPoint best{{}, 0, kAnyTime};
+    size_t seen = 0;
+    for (size_t l = 0; l < limits.size(); ++l) {
+      limit_ = limits[l];
+      if (best.ms < kAnyTime) take_if_better({best.decisions, limit_, ms_of(best.decisions, best.ms)}, best);
+      for (; seen < points.size() && points[seen].limit <= limit_; ++seen) take_if_better(points[seen], best);
+      if (best.ms == kAnyTime) continue;
+      best.limit = limit_;
+      if (l % kLimitsARung == 0 && best.ms > timeline_.compute_ms * kRounding) anneal(best);
+      if (result.empty() || best.ms < result.back().ms) result.push_back(best);
+    }
+    return result;
+  }
+
+ private:
+  static constexpr int64_t kSmall = 2'000;   // part of the least limit
+  static constexpr size_t kLimitsARung = 4;  // changes are tried at one of so many
+  static constexpr double kWarmth = 0.005;   // of the step's time
+  static constexpr double kRounding = 1 + 1e-9;
+
+  static void take_if_better(const LimitedPoint& point, LimitedPoint& best) {
+    if (point.ms < best.ms) best = point;
+  }
+
+  void anneal(LimitedPoint& best) {
+    if (gaps_.items.empty()) return;
+    Decisions now = best.decisions;
+    double now_ms = best.ms;
+    const double warmth = kWarmth * best.ms;
     for (int i = 0; i < options_.changes; ++i) {
       Decisions trial = now;
       change(trial);
       if (draw(4) == 0) change(trial);
       const double left = 1 - static_cast<double>(i) / options_.changes;
-      const double warmth = kWarmth * left * left * start.ms;
-      const double most = now_ms - warmth * std::log(std::uniform_real_distribution<double>(1e-9, 1)(random_));
-      const double ms = time_of_decisions(trial, most);
+      const double drawn = std::log(std::uniform_real_distribution<double>(1e-9, 1)(random_));
+      const double most = now_ms - warmth * left * left * drawn;
+      const double ms = ms_of(trial, most);
       if (ms > most) continue;
       now = std::move(trial);
       now_ms = ms;
-      if (ms < best.ms) best = {now, limit_, ms};
+      take_if_better({now, limit_, ms}, best);
     }
-    return best;
   }
-
- private:
-  static constexpr int64_t kSmall = 2'000;  // part of the limit
-  static constexpr double kWarmth = 0.005;  // of the step's time
 
   size_t draw(size_t below) { return random_() % below; }
 
@@ -81,10 +102,12 @@ class Refinement {
     const bool may_drop = timeline_.values[v].recomputable || trial.home[v] >= 0;
     const size_t choice = draw(tiers_.size() + 2);
     if (choice == 1 && !may_drop) return;
+    const TimelineValue& value = timeline_.values[v];
+    if (choice >= kOffload && value.at_end && !value.is_output) return;  // its home is where it must be in the end
     trial.gaps[gap] = static_cast<Choice>(choice);
   }
 
-  double time_of_decisions(const Decisions& decisions, double most_ms) {
+  double ms_of(const Decisions& decisions, double most_ms) {
     if (options_.within_room && TierRoom(timeline_, tiers_, decisions).overfull()) return kAnyTime;
     scheduler_.run_within(decisions, schedule_, SIZE_MAX, most_ms);
     if (schedule_.unrecoverable >= 0 || schedule_.peak > limit_ || schedule_.compute_ms > most_ms) return kAnyTime;
@@ -94,8 +117,8 @@ class Refinement {
 
   const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
-  const int64_t limit_;
-  const AscentOptions& options_;
+  const RefinementOptions& options_;
+  int64_t limit_ = 0;
   Scheduler scheduler_;
   Schedule schedule_;
   Weighted gaps_, outside_;
@@ -104,9 +127,11 @@ class Refinement {
 
 }  // namespace
 
-LimitedPoint refine_point(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const LimitedPoint& start,
-                          const AscentOptions& options) {
-  return Refinement(timeline, tiers, start.limit, options).run(start);
+std::vector<LimitedPoint> refine_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                          const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits,
+                                          const RefinementOptions& options) {
+  if (limits.empty()) return {};
+  return Refinement(timeline, tiers, limits.front(), options).run(points, limits);
 }
 
 }  // namespace plimsoll

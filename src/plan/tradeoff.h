@@ -41,25 +41,24 @@ struct LimitedPoint {
   double ms = 0;
   friend bool operator==(const LimitedPoint&, const LimitedPoint&) = default;
 };
-struct AscentOptions {
-  int tries = 0;              // single changes at a limit, at most
-  bool within_room = false;   // of one tier too
-  bool many_at_once = false;  // the room is filled first
-  bool states_may_move = true;
-  int changes = 0;  // at random, at every kLimitsARung-th limit (refine_point)
-};
-inline constexpr size_t kLimitsARung = 4;
-
-// Walks up again over `limits` (ascending): at each, the best of the points that fit is improved, starting from what was
-// found for the limit below. So times only fall along the result, and what is found for a limit does not depend on those
-// above it.
+// Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at
+// most `tries` of them, starting from what was found for the limit below; with `many_at_once` the room is filled first.
+// So times only fall along the result, and what is found for a limit does not depend on those above it.
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
-                                           const AscentOptions& options);
+                                           int tries, bool within_room, bool many_at_once);
 
-// A point that is no slower within its limit, by changes at random (simulated annealing): of what a gap does, of where a state
-// lies between steps. Where copies take turns with each other, what they wait for is found by no price of a single one.
-LimitedPoint refine_point(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const LimitedPoint& start,
-                          const AscentOptions& options);
+struct RefinementOptions {
+  bool within_room = false;     // of one tier too
+  bool states_may_move = true;  // as in TradeoffOptions
+  int changes = 0;              // tried at a limit
+};
+// Once more over these limits: at every few of them the best of `points` (limits ascending) that fits is changed at random,
+// gaps and where states lie between steps, by simulated annealing, starting from what was found below as well. Where copies
+// take turns, what they wait for is found by no price of a single one. Times fall along this result too, and it does not
+// depend on the limits above.
+std::vector<LimitedPoint> refine_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                          const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits,
+                                          const RefinementOptions& options);
 
 }  // namespace plimsoll

@@ -31,7 +31,7 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int64_t kChangedSteps = 100'000;      // scheduled by an ascent at a rung, for changes at random
+constexpr int64_t kChangedSteps = 75'000;       // scheduled for changes at random, at each limit where these are tried
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
 constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
@@ -59,10 +59,7 @@ class AutoPlanner {
     std::vector<Ascent> ascents;
     const auto ascend = [&](const std::vector<TradeoffPoint>& points, const std::vector<TierInfo>& tiers,
                             bool within_room) {
-      for (bool many_at_once : {false, true}) {
-        ascents.push_back({points, tiers, within_room, many_at_once, 0});
-        if (!tiers.empty() && changes() > 0) ascents.push_back({points, tiers, within_room, many_at_once, changes()});
-      }
+      for (bool many_at_once : {false, true}) ascents.push_back({points, tiers, within_room, many_at_once});
     };
     ascend(points_, input_.device.tiers, false);
     if (may_be_faster(least_ms_in_place(), input_.faster_than_ms)) ascend(in_place_, {}, false);
@@ -144,8 +141,8 @@ class AutoPlanner {
     std::vector<int64_t> peaks;
     for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
     std::sort(peaks.begin(), peaks.end());
-    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks,
-                                                {.tries = tries(), .within_room = within_room}))
+    for (LimitedPoint& point :
+         improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room, false))
       some.push_back({std::move(point.decisions), point.limit, point.ms, true});
     return least_when_placed_roughly(std::move(some), below);
   }
@@ -200,22 +197,23 @@ class AutoPlanner {
     std::vector<TierInfo> tiers;
     bool within_room;
     bool many_at_once;
-    int changes;  // at random
   };
   // The fastest plan that they lead to.
   std::optional<Plan> fastest_of(const std::vector<Ascent>& ascents) const {
-    std::vector<std::vector<LimitedPoint>> found(ascents.size());
-    for_each_in_parallel(ascents.size(), [&](size_t i) {
+    const size_t count = ascents.size();
+    std::vector<std::vector<LimitedPoint>> found(2 * count);  // of each ascent, and of each refined
+    for_each_in_parallel(count, [&](size_t i) {
       const Ascent& a = ascents[i];
-      if (!a.points.empty())
-        found[i] = improve_tradeoff(timeline_, a.tiers, a.points, limits(a.points),
-                                    {.tries = tries(),
-                                     .within_room = a.within_room,
-                                     .many_at_once = a.many_at_once,
-                                     .states_may_move = input_.state_homes.empty(),
-                                     .changes = a.changes});
+      if (a.points.empty()) return;
+      const std::vector<int64_t> within = limits(a.points);
+      found[i] = improve_tradeoff(timeline_, a.tiers, a.points, within, tries(), a.within_room, a.many_at_once);
+      if (a.tiers.empty() || input_.first_that_fits) return;
+      found[count + i] = refine_tradeoff(timeline_, a.tiers, found[i], within,
+                                         {.within_room = a.within_room || a.tiers.size() > 1,
+                                          .states_may_move = input_.state_homes.empty(),
+                                          .changes = changes()});
     });
-    std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which ascent
+    std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which of these
     for (size_t a = 0; a < found.size(); ++a) {
       for (const LimitedPoint& point : found[a]) points.emplace_back(&point, a);
     }
@@ -223,7 +221,7 @@ class AutoPlanner {
     // One that does not fit in the end (its offsets need more than its bytes) gives way to the next. The more it lacked,
     // the more room the next of its ascent must leave.
     const double budget = static_cast<double>(input_.budget.count);
-    std::vector<double> most(ascents.size(), budget);
+    std::vector<double> most(found.size(), budget);
     const LimitedPoint* last = nullptr;
     for (size_t next = 0, at_once = 1; next < points.size(); at_once = 2) {
       std::vector<std::pair<const LimitedPoint*, size_t>> tried;
@@ -453,9 +451,7 @@ class AutoPlanner {
     limits.erase(limits.upper_bound(input_.budget.count), limits.end());
     return {limits.begin(), limits.end()};
   }
-  int changes() const {
-    return input_.first_that_fits ? 0 : static_cast<int>(kChangedSteps / (1 + std::ssize(timeline_.steps)));
-  }
+  int changes() const { return static_cast<int>(kChangedSteps / (1 + std::ssize(timeline_.steps))); }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
   Plan make(const Decisions& decisions, int64_t limit) const {

@@ -2,7 +2,7 @@
 //
 // What is assumed: the steps run for the first time in the order of the timeline, by its kernels, one at a time. Steps may run
 // again anywhere, any number of times; with tiers, anything may be copied out and in at any time, and tiers have room for all of
-// it. Then the following holds for each plan, so that the least of a linear program that asks for no more is a lower bound.
+// it; what is overwritten is lost, wherever else it lay. Then the following holds for each plan, so that the least of a linear program that asks for no more is a lower bound.
 //
 //   x(v, s)   1 where value v is in the arena while step s runs the first time, else 0
 //   r(p, s)   1 where step p runs again between the first runs of steps s - 1 and s, else 0

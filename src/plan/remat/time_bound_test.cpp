@@ -181,6 +181,9 @@ class LeastWithTiers {
 
   void compute(State state, double ms, int32_t s) {
     if (s < state.next && !may_run_again(timeline_, s)) return;
+    for (const TimelineInPlace& pair : step(s).in_place) {
+      if (((leaving(state) | arriving(state)) & bit(pair.input)) != 0) return;  // it would be lost on its way
+    }
     state.computing = s;
     state.ns = ns_of(step(s).ms);
     if ((state.there & read(state)) == read(state) && (arriving(state) & written(state)) == 0) begin(state, ms);
