@@ -764,6 +764,23 @@ def planner(o, problem, share):
                                                "recompute_steps", "planned_by", "plan_time_ms", "proven")}}]
 
 
+ZOO_GAPS = (("alexnet", 64), ("vgg16", 16), ("resnet50", 16), ("resnet101", 16), ("densenet121", 16))
+
+
+@part("zoo-gaps", 6, [(model, batch, device) for device in ("k40c", "cpu") for model, batch in ZOO_GAPS], [("resnet20", 32, "k40c")])
+def zoo_gaps(o, model, batch, device):
+    """Networks in shares of what keeping everything takes, with 8 GiB on the host: extra time, beside what no plan can do."""
+    asked = ("plan", model, "--batch", batch, "--device", device)
+    keeping = plimsoll(*asked, "--policy", "liveness")[0]["peak_bytes"]
+    rows = []
+    for percent in (80, 60, 40, 20):
+        plan = plimsoll(*asked, "--memory", keeping * percent // 100, "--host-memory", "8GiB")[0]
+        rows.append({"model": model, "batch": batch, "device": device, "percent": percent, "keeping_bytes": keeping,
+                     **{key: plan.get(key) for key in ("feasible", "extra_time_percent", "bound_percent", "gap_percent", "step_time_ms",
+                                                       "lower_bound_bytes", "minimum_bytes", "plan_time_ms", "proven")}})
+    return rows
+
+
 @part("exactness", 2, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
                        ("densenet:depth=40,growth=12", 8, "synthetic")], [("lenet", 32, "digits")])
 def exactness(o, model, batch, data):

@@ -88,6 +88,13 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
   plan = overlap_messages(attempt.graph, plan);
 }
 
+Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const Route route = route_of(laid.graph, options);
+  const PolicyInput input =
+      input_for(laid.graph, route, laid.layouts.kernels, device, costs, options, {options.policy});
+  return {least_live(*input.timeline, !input.device.tiers.empty())};
+}
+
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,
                 int64_t effort) {
   const Plan& plan = attempt.plan();
@@ -96,10 +103,9 @@ double bound_of(const Attempt& attempt, const Device& device, const CostTable& c
   const PolicyInput input =
       input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy});
   const std::vector<TierInfo>& tiers = input.device.tiers;
-  double ms = least_ms(*input.timeline, tiers, options.memory.count);
-  if (tiers.empty())
-    ms = std::max(ms, bound_time(*input.timeline, options.memory.count, effort, plan.predicted.step_time_ms).ms);
-  return std::min(ms, plan.predicted.step_time_ms);
+  const double by_moment = least_ms(*input.timeline, tiers, options.memory.count);
+  const double ms = bound_time(*input.timeline, tiers, options.memory.count, effort, plan.predicted.step_time_ms);
+  return std::min(std::max(ms, by_moment), plan.predicted.step_time_ms);
 }
 
 bool is_better(const Attempt& a, const Attempt& than) {

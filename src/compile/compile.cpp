@@ -299,6 +299,7 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
     infeasible.lower_bound = lower_bound;
+    infeasible.proven = infeasible.proven || (infeasible.tier.empty() && options.memory < lower_bound);
     return infeasible;
   }
 
@@ -552,9 +553,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   if (asked.as_listed && !asked.first_that_fits)  // one plan is looked for, not many, as for a network's kernels
     options.run_effort = std::max(asked.run_effort, kRunEffort + kRunEffortOfOp * graph.op_count());
   const Stopwatch watch;
-  const Bytes lower_bound = least_arena(graph, device, options);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   const LaidOut laid{std::move(graph), std::move(layouts)};
+  Bytes lower_bound = least_arena(laid.graph, device, options);
+  if (options.as_listed) lower_bound = std::max(lower_bound, least_live_of(laid, device, costs, options));
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
                          [&] {

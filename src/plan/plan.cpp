@@ -141,8 +141,12 @@ std::string to_text(const Infeasible& infeasible) {
   constexpr size_t kShown = 12;
   const std::string what = infeasible.flag.empty() ? fmt::format("no plan by policy '{}' fits", infeasible.policy)
                                                    : fmt::format("no choice of kernels keeps {}", infeasible.flag);
-  std::string text = fmt::format("{} {}: {} {} ({} bytes) are needed{}\n", what, to_string(infeasible.budget),
-                                 infeasible.proven ? "at least" : "as far as was found,", to_string(infeasible.minimum),
+  std::string than_none;
+  if (infeasible.proven && infeasible.budget < infeasible.lower_bound)
+    than_none = fmt::format(", as none needs less than {}", to_string(infeasible.lower_bound));
+  const bool least = infeasible.proven && (than_none.empty() || infeasible.minimum <= infeasible.lower_bound);
+  std::string text = fmt::format("{} {}{}: {} {} ({} bytes) are needed{}\n", what, to_string(infeasible.budget),
+                                 than_none, least ? "at least" : "as far as was found,", to_string(infeasible.minimum),
                                  infeasible.minimum.count, infeasible.flag.empty() ? "" : ", by these ops:");
   if (!infeasible.op.empty() && infeasible.flag.empty()) {
     text += fmt::format("the peak is at step {}, '{}'", infeasible.step, infeasible.op);

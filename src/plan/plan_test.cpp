@@ -148,6 +148,20 @@ TEST(Infeasible, SaysWhatIsNeededWhereAndWhatToDo) {
             "raise --memory to 3.0MiB, or lower --batch\n");
 }
 
+TEST(Infeasible, SaysBelowWhichMemoryThereIsNoPlan) {
+  const Infeasible none{.policy = "auto",
+                        .budget = 1_MiB,
+                        .minimum = 3_MiB,
+                        .lower_bound = 2_MiB,
+                        .proven = true,
+                        .needs = {},
+                        .suggestion = "raise --memory to 3.0MiB, or lower --batch"};
+  EXPECT_EQ(to_text(none),
+            "no plan by policy 'auto' fits 1.00 MiB, as none needs less than 2.00 MiB: as far as was found, 3.00 MiB "
+            "(3145728 bytes) are needed\n"
+            "raise --memory to 3.0MiB, or lower --batch\n");
+}
+
 TEST(Plan, BytesSharedInPlaceCountOnceInThePeak) {
   Plan plan;
   plan.steps.resize(3);

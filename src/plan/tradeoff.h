@@ -48,4 +48,17 @@ std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const 
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
                                            int tries, bool within_room, bool many_at_once);
 
+struct RefinementOptions {
+  bool within_room = false;     // of one tier too
+  bool states_may_move = true;  // as in TradeoffOptions
+  int changes = 0;              // tried at a limit
+};
+// Once more over these limits: at every few of them the best of `points` (limits ascending) that fits is changed at random,
+// gaps and where states lie between steps, by simulated annealing, starting from what was found below as well. Where copies
+// take turns, what they wait for is found by no price of a single one. Times fall along this result too, and it does not
+// depend on the limits above.
+std::vector<LimitedPoint> refine_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                          const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits,
+                                          const RefinementOptions& options);
+
 }  // namespace plimsoll

@@ -31,6 +31,7 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
+constexpr int64_t kChangedSteps = 75'000;       // scheduled for changes at random, at each limit where these are tried
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
 constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
@@ -199,14 +200,20 @@ class AutoPlanner {
   };
   // The fastest plan that they lead to.
   std::optional<Plan> fastest_of(const std::vector<Ascent>& ascents) const {
-    std::vector<std::vector<LimitedPoint>> found(ascents.size());
-    for_each_in_parallel(ascents.size(), [&](size_t i) {
+    const size_t count = ascents.size();
+    std::vector<std::vector<LimitedPoint>> found(2 * count);  // of each ascent, and of each refined
+    for_each_in_parallel(count, [&](size_t i) {
       const Ascent& a = ascents[i];
-      if (!a.points.empty())
-        found[i] =
-            improve_tradeoff(timeline_, a.tiers, a.points, limits(a.points), tries(), a.within_room, a.many_at_once);
+      if (a.points.empty()) return;
+      const std::vector<int64_t> within = limits(a.points);
+      found[i] = improve_tradeoff(timeline_, a.tiers, a.points, within, tries(), a.within_room, a.many_at_once);
+      if (a.tiers.empty() || input_.first_that_fits) return;
+      found[count + i] = refine_tradeoff(timeline_, a.tiers, found[i], within,
+                                         {.within_room = a.within_room || a.tiers.size() > 1,
+                                          .states_may_move = input_.state_homes.empty(),
+                                          .changes = changes()});
     });
-    std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which ascent
+    std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which of these
     for (size_t a = 0; a < found.size(); ++a) {
       for (const LimitedPoint& point : found[a]) points.emplace_back(&point, a);
     }
@@ -214,7 +221,7 @@ class AutoPlanner {
     // One that does not fit in the end (its offsets need more than its bytes) gives way to the next. The more it lacked,
     // the more room the next of its ascent must leave.
     const double budget = static_cast<double>(input_.budget.count);
-    std::vector<double> most(ascents.size(), budget);
+    std::vector<double> most(found.size(), budget);
     const LimitedPoint* last = nullptr;
     for (size_t next = 0, at_once = 1; next < points.size(); at_once = 2) {
       std::vector<std::pair<const LimitedPoint*, size_t>> tried;
@@ -444,6 +451,7 @@ class AutoPlanner {
     limits.erase(limits.upper_bound(input_.budget.count), limits.end());
     return {limits.begin(), limits.end()};
   }
+  int changes() const { return static_cast<int>(kChangedSteps / (1 + std::ssize(timeline_.steps))); }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
   Plan make(const Decisions& decisions, int64_t limit) const {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "plan/engines.h"
 #include "plan/remat/linear_program.h"
 #include "plan/remat/run_set.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
@@ -15,18 +17,66 @@ constexpr size_t kMostEntries = 3'000'000;
 constexpr int64_t kSmall = 100'000;  // part of the budget
 constexpr double kRounding = 1e-9;
 
+// What copies take at least, to and from whichever tier.
+class CopyTimes {
+ public:
+  explicit CopyTimes(const std::vector<TierInfo>& tiers) : tiers_(tiers) {
+    double shares = 0;
+    for (const TierInfo& tier : tiers) shares += tier.beside_compute() ? 2 * tier.compute_share : 0;
+    const double scale = shares > 0 ? std::min(1.0, (1 - kLeastComputeSpeed) / shares) : 1;
+    for (const TierInfo& tier : tiers) {
+      weights_.push_back(tier.beside_compute() ? scale * tier.compute_share : 1 - scale * shares);
+      some_beside_ = some_beside_ || tier.beside_compute();
+    }
+  }
+
+  bool any() const { return !tiers_.empty(); }
+  bool some_beside_compute() const { return some_beside_; }
+  // Of a direction's engine; of those of several tiers together, when all of them copy all the time.
+  double engine_ms(bool out, int64_t bytes) const {
+    if (tiers_.size() == 1) return copy_ms(tiers_[0], direction(out), {bytes});
+    double bytes_a_ms = 0;
+    for (const TierInfo& tier : tiers_) {
+      const double rate = out ? tier.out_gb_per_s : tier.in_gb_per_s;
+      if (rate <= 0) return 0;
+      bytes_a_ms += rate * 1e6;
+    }
+    return static_cast<double>(bytes) / bytes_a_ms;
+  }
+  // By how much computing is longer for it.
+  double compute_ms(bool out, int64_t bytes) const {
+    double least = kAnyTime;
+    for (size_t t = 0; t < tiers_.size(); ++t)
+      least = std::min(least, weights_[t] * copy_ms(tiers_[t], direction(out), {bytes}));
+    return least;
+  }
+
+ private:
+  static Move::Direction direction(bool out) { return out ? Move::Direction::out : Move::Direction::in; }
+
+  const std::vector<TierInfo>& tiers_;
+  std::vector<double> weights_;
+  bool some_beside_ = false;
+};
+
 class BoundProgram {
  public:
-  BoundProgram(const ValueTimeline& timeline, int64_t budget, int32_t most_moments)
-      : timeline_(timeline), budget_(budget), steps_(static_cast<int32_t>(timeline.steps.size())) {
+  BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments)
+      : timeline_(timeline), copies_(copies), budget_(budget), steps_(static_cast<int32_t>(timeline.steps.size())) {
     find_needs();
     choose_moments(most_moments);
     if (impossible_) return;
     add_columns();
+    if (copies.any()) add_copy_columns();
     for (size_t j = 0; j < moments_.size(); ++j) {
       for (size_t i = 0; i < j; ++i) add_window_rows(i, j);
       if (moments_[j] < steps_) add_memory_rows(j);
+      if (copies.any()) {
+        add_rows_from_start(j);
+        if (copies.some_beside_compute()) add_engine_rows(j);
+      }
     }
+    if (copies.any()) add_rows_of_homes();
   }
 
   bool impossible() const { return impossible_; }
@@ -34,18 +84,19 @@ class BoundProgram {
   LinearProgram& program() { return program_; }
 
  private:
-  // What is so small counts as nothing, and is always there.
+  // What is so small counts as nothing where it may be away, and is always there.
   bool is_small(const TimelineValue& value) const { return value.bytes <= budget_ / kSmall; }
   int64_t bytes_of(int32_t v) const {
     const TimelineValue& value = timeline_.values[v];
-    return value.recomputable && is_small(value) ? 0 : value.bytes;
+    return (value.recomputable || copies_.any()) && is_small(value) ? 0 : value.bytes;
   }
 
   // Until which step a value is wanted for first runs; whether it may be computed again.
   void find_needs() {
     for (const TimelineValue& value : timeline_.values) {
       last_.push_back(value.at_end ? steps_ : value.uses.empty() ? value.producer : value.uses.back());
-      may_return_.push_back(value.recomputable && may_run_again(timeline_, value.producer) && !is_small(value));
+      may_run_.push_back(value.recomputable && may_run_again(timeline_, value.producer) && !is_small(value));
+      may_return_.push_back(may_run_.back() || (copies_.any() && !is_small(value)));
     }
     is_read_again_.assign(timeline_.values.size(), false);
     std::vector<int32_t> lost(timeline_.values.size(), steps_);
@@ -133,11 +184,12 @@ class BoundProgram {
         const int32_t s = moments_[j];
         int32_t& column = there_[v * moments + j];
         if (s < value.producer) continue;
-        if (s == value.producer || reads(s, static_cast<int32_t>(v)) || (s == steps_ && value.at_end)) {
+        const bool at_end = s == steps_ && value.at_end;
+        if (s == value.producer || reads(s, static_cast<int32_t>(v)) || (at_end && !may_end_outside(v))) {
           column = kThere;
         } else if (!may_return_[v]) {
           column = s < last_[v] || bytes_of(static_cast<int32_t>(v)) == 0 ? kThere : kAbsent;
-        } else if (s < last_[v] || is_read_again_[v]) {
+        } else if (s < last_[v] || at_end || is_read_again_[v]) {
           column = program_.add_column(0, 1);
         }
       }
@@ -152,19 +204,74 @@ class BoundProgram {
       }
     }
   }
+  // A state that has its home in a tier. An output is wanted in the arena.
+  bool may_end_outside(size_t v) const {
+    return may_return_[v] && timeline_.values[v].state >= 0 && !timeline_.values[v].is_output && copies_.any();
+  }
+
+  // Window j ends at moment j, where the one before ends it begins, the first at the start of the step.
+  void add_copy_columns() {
+    const size_t values = timeline_.values.size(), moments = moments_.size();
+    outs_.assign(values * moments, kAbsent);
+    ins_.assign(values * moments, kAbsent);
+    homes_.assign(values, kAbsent);
+    double all_ms = 0;
+    for (size_t v = 0; v < values; ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      const size_t first = v * moments;
+      const auto is_column = [](int32_t column) { return column >= 0; };
+      if (!may_return_[v]) continue;
+      if (value.producer < 0) homes_[v] = program_.add_column(0, 1);
+      if (value.producer >= 0 && !std::any_of(there_.begin() + first, there_.begin() + first + moments, is_column))
+        continue;
+      for (size_t j = 0; j < moments; ++j) {
+        if (moments_[j] > value.producer) {
+          outs_[first + j] = program_.add_column(copies_.compute_ms(true, value.copied_bytes), 1);
+          all_ms += copies_.engine_ms(true, value.copied_bytes);
+        }
+        const int32_t from = j == 0 ? -1 : moments_[j - 1];
+        if (from >= value.producer && (from < last_[v] || is_read_again_[v])) {
+          ins_[first + j] = program_.add_column(copies_.compute_ms(false, value.copied_bytes), 1);
+          all_ms += copies_.engine_ms(false, value.copied_bytes);
+        }
+      }
+    }
+    if (!copies_.some_beside_compute()) return;
+    stall_unit_ms_ = timeline_.compute_ms / static_cast<double>(moments);
+    if (stall_unit_ms_ <= 0) stall_unit_ms_ = 1;
+    for (size_t j = 0; j < moments; ++j)
+      stalls_.push_back(program_.add_column(stall_unit_ms_, std::max(1.0, all_ms / stall_unit_ms_)));
+  }
+
   int32_t there(int32_t v, size_t j) const { return there_[static_cast<size_t>(v) * moments_.size() + j]; }
   size_t window(int32_t p, size_t i, size_t j) const {
     return (static_cast<size_t>(p) * moments_.size() + i) * moments_.size() + j;
   }
   int32_t run(int32_t p, size_t i, size_t j) const { return runs_[window(p, i, j)]; }
 
-  // sum of entries >= least; constants are taken over.
-  void require(std::initializer_list<std::pair<int32_t, double>> terms, double least) {
-    entries_.clear();
-    for (const auto& [column, by] : terms) {
-      if (column == kThere) least -= by;
-      if (column >= 0) entries_.push_back({column, by});
-    }
+  int32_t run_for(int32_t v, size_t i, size_t j) const {
+    return may_run_[v] ? run(timeline_.values[v].producer, i, j) : kGone;
+  }
+
+  // A row is made of terms, constants among them, and added by `require`.
+  void add_term(int32_t column, double by) {
+    if (column == kThere) constant_ += by;
+    if (column >= 0) entries_.push_back({column, by});
+  }
+  void add_copies(const std::vector<int32_t>& columns, int32_t v, size_t first, size_t end) {
+    if (columns.empty()) return;
+    for (size_t j = first; j < end; ++j) add_term(columns[static_cast<size_t>(v) * moments_.size() + j], 1);
+  }
+  // Value v was there at moment i, or was outside by then, so that copies may bring it.
+  void add_slot(int32_t v, size_t i) {
+    add_term(there(v, i), 1);
+    add_copies(outs_, v, 0, i + 1);
+    if (!homes_.empty()) add_term(homes_[v], 1);
+  }
+  // sum of the terms >= least
+  void require(double least) {
+    least -= constant_;
+    constant_ = 0;
     if (entries_.empty()) {
       if (least > 0) impossible_ = true;
       return;
@@ -172,6 +279,7 @@ class BoundProgram {
     double least_that_can_be = 0;
     for (const LinearProgram::Entry& entry : entries_) least_that_can_be += std::min(0.0, entry.by);
     if (least > least_that_can_be) program_.add_row(entries_, least);
+    entries_.clear();
   }
 
   // Between moments i and j.
@@ -180,13 +288,22 @@ class BoundProgram {
     for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
       const TimelineValue& value = timeline_.values[v];
       if (!may_return_[v] || value.producer > from) continue;
-      const int32_t again = run(value.producer, i, j), was = there(v, i);
-      const bool used_between =
-          std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t use) { return from < use && use < to; });
-      if (used_between) {
-        require({{again, 1}, {was, 1}}, 1);
-      } else {
-        require({{again, 1}, {was, 1}, {there(v, j), -1}}, 0);
+      const auto next = std::upper_bound(value.uses.begin(), value.uses.end(), from);
+      const bool used_between = next != value.uses.end() && *next < to;
+      const bool used_before = j > i + 1 && next != value.uses.end() && *next <= moments_[j - 1];
+      const auto wanted = [&] {
+        add_term(run_for(v, i, j), 1);
+        if (!used_between) add_term(there(v, j), -1);
+        require(used_between ? 1 : 0);
+      };
+      if (may_run_[v] || !used_before) {
+        add_term(there(v, i), 1);
+        add_copies(ins_, v, i + 1, j + 1);
+        wanted();
+      }
+      if (copies_.any() && !used_before) {
+        add_slot(v, i);
+        wanted();
       }
     }
     for (int32_t p = 0; p < steps_; ++p) {
@@ -194,12 +311,73 @@ class BoundProgram {
       if (again < 0) continue;
       for (int32_t w : timeline_.steps[p].recompute_inputs) {
         if (!may_return_[w] || timeline_.values[w].producer > from) continue;
-        require({{there(w, i), 1}, {run(timeline_.values[w].producer, i, j), 1}, {again, -1}}, 0);
+        add_term(there(w, i), 1);
+        add_term(run_for(w, i, j), 1);
+        add_copies(ins_, w, i + 1, j + 1);
+        add_term(again, -1);
+        require(0);
+        if (!copies_.any()) continue;
+        add_slot(w, i);
+        add_term(run_for(w, i, j), 1);
+        add_term(again, -1);
+        require(0);
       }
       for (size_t k = i + 1; k < j; ++k) {
-        require({{run(p, i, k), 1}, {run(p, k, j), 1}, {again, -1}}, 0);
+        add_term(run(p, i, k), 1);
+        add_term(run(p, k, j), 1);
+        add_term(again, -1);
+        require(0);
         if (k == i + 1 && j > k + 1) k = j - 2;  // the first and the last part will do
       }
+    }
+  }
+
+  // What comes from outside is in the arena from the start, or is copied in.
+  void add_rows_from_start(size_t j) {
+    for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      if (homes_[v] < 0) continue;
+      const bool used = !value.uses.empty() && value.uses.front() < moments_[j];
+      if (used && j > 0 && value.uses.front() <= moments_[j - 1]) continue;
+      add_term(homes_[v], -1);
+      add_copies(ins_, v, 0, j + 1);
+      if (!used) add_term(there(v, j), -1);
+      require(used ? 0 : -1);
+    }
+  }
+
+  void add_rows_of_homes() {
+    const size_t end = moments_.size() - 1;
+    for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      if (!value.at_end || !may_end_outside(v)) continue;
+      const int32_t home = homes_[value.before >= 0 ? value.before : v];
+      add_term(there(v, end), 1);
+      add_term(home, 1);
+      require(1);
+      if (value.before < 0) continue;  // unchanged
+      add_copies(outs_, v, 0, end + 1);
+      add_term(home, -1);
+      require(0);
+    }
+  }
+
+  // Copies of window j take no longer than the window.
+  void add_engine_rows(size_t j) {
+    double ms = 0;
+    for (int32_t s = j == 0 ? 0 : moments_[j - 1]; s < moments_[j]; ++s) ms += timeline_.steps[s].ms;
+    for (const bool out : {true, false}) {
+      add_term(stalls_[j], stall_unit_ms_);
+      if (j > 0) {
+        for (int32_t p = 0; p < steps_; ++p) add_term(run(p, j - 1, j), timeline_.steps[p].ms);
+      }
+      for (size_t v = 0; v < timeline_.values.size(); ++v) {
+        const int64_t bytes = timeline_.values[v].copied_bytes;
+        const size_t at = v * moments_.size() + j;
+        add_term(outs_[at], copies_.compute_ms(true, bytes) - (out ? copies_.engine_ms(true, bytes) : 0));
+        add_term(ins_[at], copies_.compute_ms(false, bytes) - (out ? 0 : copies_.engine_ms(false, bytes)));
+      }
+      require(-ms);
     }
   }
 
@@ -219,26 +397,22 @@ class BoundProgram {
       if (s < last_[v]) most += bytes;
     }
     const double scale = 1 / static_cast<double>(budget_);
-    entries_.clear();
-    for (const auto& [column, bytes] : needed) entries_.push_back({column, -scale * static_cast<double>(bytes)});
-    for (const auto& [column, bytes] : spare) entries_.push_back({column, -scale * static_cast<double>(bytes)});
-    program_.add_row(entries_, -scale * static_cast<double>(room));
+    for (const auto& [column, bytes] : needed) add_term(column, -scale * static_cast<double>(bytes));
+    for (const auto& [column, bytes] : spare) add_term(column, -scale * static_cast<double>(bytes));
+    require(-scale * static_cast<double>(room));
     const int64_t excess = most - room;
     if (excess <= 0) return;
     const auto cut = [&](int32_t column, int64_t bytes) {
       const int64_t limit = excess + bytes;
+      if (std::ranges::all_of(needed, [&](const auto& value) { return value.second <= limit; })) return;
       int64_t sum = 0;
-      bool any = false;
-      entries_.clear();
       for (const auto& [c, b] : needed) {
         const int64_t counted = std::min(b, limit);
-        any = any || counted < b;
         sum += counted;
-        entries_.push_back({c, -scale * static_cast<double>(counted)});
+        add_term(c, -scale * static_cast<double>(counted));
       }
-      if (!any) return;
-      if (column >= 0) entries_.push_back({column, -scale * static_cast<double>(bytes)});
-      program_.add_row(entries_, scale * static_cast<double>(excess - sum));
+      add_term(column, -scale * static_cast<double>(bytes));
+      require(scale * static_cast<double>(excess - sum));
     };
     cut(-1, 0);
     for (const auto& [column, bytes] : spare) {
@@ -247,13 +421,15 @@ class BoundProgram {
   }
 
   const ValueTimeline& timeline_;
+  const CopyTimes& copies_;
   const int64_t budget_;
   const int32_t steps_;
-  std::vector<int32_t> last_, last_run_;  // by value, by step
-  std::vector<bool> may_return_, is_read_again_;
+  std::vector<int32_t> last_, last_run_;                    // by value, by step
+  std::vector<bool> may_run_, may_return_, is_read_again_;  // may return: by its producer or by a copy
   std::vector<int64_t> excess_;
   std::vector<int32_t> moments_;
-  std::vector<int32_t> there_, runs_;
+  std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_;
+  double stall_unit_ms_ = 1, constant_ = 0;
   std::vector<LinearProgram::Entry> entries_;
   LinearProgram program_;
   bool impossible_ = false;
@@ -261,24 +437,26 @@ class BoundProgram {
 
 }  // namespace
 
-TimeBound bound_time(const ValueTimeline& timeline, int64_t budget, int64_t effort, double enough_ms) {
-  TimeBound result{.ms = timeline.compute_ms};
+double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
+                  double enough_ms) {
+  double ms = timeline.compute_ms;
+  const CopyTimes copies(tiers);
   const double enough = enough_ms * (1 - kRounding) - timeline.compute_ms;
   int64_t left = effort;
   for (const int32_t moments : kMoments) {
-    BoundProgram bound(timeline, budget, moments);
-    result.impossible = bound.impossible();
-    if (result.impossible || bound.nothing_to_ask()) return result;
+    BoundProgram bound(timeline, copies, budget, moments);
+    if (bound.impossible()) return kAnyTime;
+    if (bound.nothing_to_ask()) return ms;
     LinearProgram& program = bound.program();
     const int64_t entries = static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
     if (moments > kMoments[0] && left < kFewSteps * entries) break;
     const int steps = static_cast<int>(std::clamp<int64_t>(left / 2 / entries, kFewSteps, kManySteps));
     left -= steps * entries;
     const double more = program.improve(steps, enough);
-    result.ms = std::max(result.ms, timeline.compute_ms + more * (1 - kRounding));
+    ms = std::max(ms, timeline.compute_ms + more * (1 - kRounding));
     if (more >= enough) break;
   }
-  return result;
+  return ms;
 }
 
 }  // namespace plimsoll

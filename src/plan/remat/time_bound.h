@@ -1,8 +1,8 @@
 // What no plan of a training step beats within a budget, by prices of bytes.
 //
 // What is assumed: the steps run for the first time in the order of the timeline, by its kernels, one at a time. Steps may run
-// again anywhere, any number of times; nothing is copied to tiers. Then the following holds for each plan, so that the least
-// of a linear program that asks for no more is a lower bound.
+// again anywhere, any number of times; with tiers, anything may be copied out and in at any time, and tiers have room for all of
+// it; what is overwritten is lost, wherever else it lay. Then the following holds for each plan, so that the least of a linear program that asks for no more is a lower bound.
 //
 //   x(v, s)   1 where value v is in the arena while step s runs the first time, else 0
 //   r(p, s)   1 where step p runs again between the first runs of steps s - 1 and s, else 0
@@ -25,18 +25,34 @@
 //
 // Where there are many steps only some of them are looked at, those above the budget, evenly: the stage of a rerun is then
 // all that lies between two of these, and what is used between them is there at its beginning, or is computed again in it.
+//
+// With tiers a value that was away may come back by a copy as well. A value that is away at a moment is not under way either:
+// its copy out is complete, its copy in has not begun. So each copy in is whole between two moments, and
+//
+//   i(v, j), o(v, j)   the part of v's copies in, and of its copies out, that is made in window j, between two moments next to
+//                      each other, by the time that it takes; no more than 1
+//   h(v)               1 where v, which comes from outside, lies in a tier between steps, else 0
+//
+//   5  the sum of i(v, j) over the windows between two moments is added to the left of rows 1 and 2
+//   6  x(v, s) + r + h(v) + the sum of o(v, j) until s >= what is on the right of rows 1 and 2
+//                                                 what comes by a copy lay outside: it was copied there before it went
+//   7  1 - h(v) + the sum of i(v, j) until s >= x(v, s)   what lies outside at the start must be copied in first
+//   8  x(w, end) + h(v) >= 1, and the sum of o(w, j) >= h(v)   w, the new value of state v, must be where v was
+//   9  stall(j) + ms of the first runs and of the reruns of window j + what copies slow them down >= ms of the copies out, and
+//      of the copies in, of window j              each engine makes one copy at a time
+//
+// The objective counts reruns, stalls, and what copies take from computing: while an engine copies, computing is slower by its
+// share, or stands still where there is no engine. Several tiers count as one that is as fast as all of them together and takes
+// as little of computing as the one that takes least: with a slow one beside a fast one, that is weak.
 #pragma once
 
 #include "plan/value_timeline.h"
 
 namespace plimsoll {
 
-struct TimeBound {
-  double ms = 0;            // no plan takes less; that of all steps once where nothing more is known
-  bool impossible = false;  // no plan exists
-};
-
-// More effort is never worse. `enough`: a bound that need not be higher, the time of a plan.
-TimeBound bound_time(const ValueTimeline& timeline, int64_t budget, int64_t effort, double enough_ms);
+// Milliseconds that no plan takes less than; that of all steps once where nothing more is known, kAnyTime where there is no plan.
+// More effort is never worse. `enough_ms`: a bound that need not be higher, the time of a plan.
+double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
+                  double enough_ms);
 
 }  // namespace plimsoll

@@ -1,0 +1,137 @@
+// Changes at random: refine_tradeoff.
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "plan/tier_room.h"
+#include "plan/tradeoff.h"
+
+namespace plimsoll {
+namespace {
+
+class Refinement {
+ public:
+  Refinement(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t least_limit,
+             const RefinementOptions& options)
+      : timeline_(timeline), tiers_(tiers), options_(options), scheduler_(timeline) {
+    for (size_t v = 0; v < timeline.values.size(); ++v) {
+      const TimelineValue& value = timeline.values[v];
+      if (value.bytes < least_limit / kSmall) continue;
+      for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
+        const int32_t from = g == 0 ? value.producer : value.uses[static_cast<size_t>(g) - 1];
+        if (value.uses[static_cast<size_t>(g)] - from > 1) add_weighted(gaps_, value.first_gap + g, value.bytes);
+      }
+      if (options.states_may_move && value.producer < 0) add_weighted(outside_, static_cast<int32_t>(v), value.bytes);
+    }
+  }
+
+  std::vector<LimitedPoint> run(const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits) {
+    std::vector<LimitedPoint> result;
+    LimitedPoint best{{}, 0, kAnyTime};
+    size_t seen = 0;
+    for (size_t l = 0; l < limits.size(); ++l) {
+      limit_ = limits[l];
+      if (best.ms < kAnyTime) take_if_better({best.decisions, limit_, ms_of(best.decisions, best.ms)}, best);
+      for (; seen < points.size() && points[seen].limit <= limit_; ++seen) take_if_better(points[seen], best);
+      if (best.ms == kAnyTime) continue;
+      best.limit = limit_;
+      if (l % kLimitsARung == 0 && best.ms > timeline_.compute_ms * kRounding) anneal(best);
+      if (result.empty() || best.ms < result.back().ms) result.push_back(best);
+    }
+    return result;
+  }
+
+ private:
+  static constexpr int64_t kSmall = 2'000;   // part of the least limit
+  static constexpr size_t kLimitsARung = 4;  // changes are tried at one of so many
+  static constexpr double kWarmth = 0.005;   // of the step's time
+  static constexpr double kRounding = 1 + 1e-9;
+
+  static void take_if_better(const LimitedPoint& point, LimitedPoint& best) {
+    if (point.ms < best.ms) best = point;
+  }
+
+  void anneal(LimitedPoint& best) {
+    if (gaps_.items.empty()) return;
+    Decisions now = best.decisions;
+    double now_ms = best.ms;
+    const double warmth = kWarmth * best.ms;
+    for (int i = 0; i < options_.changes; ++i) {
+      Decisions trial = now;
+      change(trial);
+      if (draw(4) == 0) change(trial);
+      const double left = 1 - static_cast<double>(i) / options_.changes;
+      const double drawn = std::log(std::uniform_real_distribution<double>(1e-9, 1)(random_));
+      const double most = now_ms - warmth * left * left * drawn;
+      const double ms = ms_of(trial, most);
+      if (ms > most) continue;
+      now = std::move(trial);
+      now_ms = ms;
+      take_if_better({now, limit_, ms}, best);
+    }
+  }
+
+  size_t draw(size_t below) { return random_() % below; }
+
+  // What is large is drawn more often, by the root of its bytes.
+  struct Weighted {
+    std::vector<int32_t> items;
+    std::vector<double> sums;
+  };
+  static void add_weighted(Weighted& list, int32_t item, int64_t bytes) {
+    list.items.push_back(item);
+    list.sums.push_back((list.sums.empty() ? 0 : list.sums.back()) + std::sqrt(static_cast<double>(bytes)));
+  }
+  int32_t draw_weighted(const Weighted& list) {
+    const double at = std::uniform_real_distribution<double>(0, list.sums.back())(random_);
+    const auto found = std::ranges::upper_bound(list.sums, at);
+    return list.items[std::min<size_t>(found - list.sums.begin(), list.items.size() - 1)];
+  }
+
+  void change(Decisions& trial) {
+    if (!outside_.items.empty() && draw(3) == 0) {
+      const int32_t v = draw_weighted(outside_);
+      const TimelineValue& value = timeline_.values[v];
+      const auto home = static_cast<int8_t>(static_cast<int>(draw(tiers_.size() + 1)) - 1);
+      trial.home[v] = home;
+      std::fill_n(trial.gaps.begin() + value.first_gap, value.gap_count(), home < 0 ? kKeep : kDrop);
+      return;
+    }
+    const int32_t gap = draw_weighted(gaps_);
+    const int32_t v = timeline_.value_of_gap[gap];
+    const bool may_drop = timeline_.values[v].recomputable || trial.home[v] >= 0;
+    const size_t choice = draw(tiers_.size() + 2);
+    if (choice == 1 && !may_drop) return;
+    const TimelineValue& value = timeline_.values[v];
+    if (choice >= kOffload && value.at_end && !value.is_output) return;  // its home is where it must be in the end
+    trial.gaps[gap] = static_cast<Choice>(choice);
+  }
+
+  double ms_of(const Decisions& decisions, double most_ms) {
+    if (options_.within_room && TierRoom(timeline_, tiers_, decisions).overfull()) return kAnyTime;
+    scheduler_.run_within(decisions, schedule_, SIZE_MAX, most_ms);
+    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit_ || schedule_.compute_ms > most_ms) return kAnyTime;
+    spread_copies(timeline_, tiers_, limit_, schedule_);
+    return time_of(timeline_, tiers_, schedule_).total_ms;
+  }
+
+  const ValueTimeline& timeline_;
+  const std::vector<TierInfo>& tiers_;
+  const RefinementOptions& options_;
+  int64_t limit_ = 0;
+  Scheduler scheduler_;
+  Schedule schedule_;
+  Weighted gaps_, outside_;
+  std::mt19937_64 random_{1};
+};
+
+}  // namespace
+
+std::vector<LimitedPoint> refine_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                          const std::vector<LimitedPoint>& points, const std::vector<int64_t>& limits,
+                                          const RefinementOptions& options) {
+  if (limits.empty()) return {};
+  return Refinement(timeline, tiers, limits.front(), options).run(points, limits);
+}
+
+}  // namespace plimsoll
