@@ -67,7 +67,7 @@ class RunSet {
   const std::vector<Span>& spans_of(int32_t value) const { return spans_[value]; }
   bool is_there(int32_t value, Run run) const;  // before that run begins, and during it
   // The uses of a value in order, the end of the step (stage steps()) among them.
-  void list_uses(int32_t value, std::vector<Run>& uses) const;
+  const std::vector<Run>& uses_of(int32_t value) const { return uses_[value]; }
 
   Sequence sequence() const;
   int64_t work() const { return work_; }  // so far: things looked at
@@ -89,7 +89,6 @@ class RunSet {
   const int32_t steps_;
   int64_t budget_;
   std::vector<int32_t> last_stage_;                  // by step: the last in which it may run again; -1: it may not
-  std::vector<std::vector<int32_t>> rerun_readers_;  // by value: the steps that read it when they run again
   std::vector<std::vector<int32_t>> stages_;         // by step, ascending
   std::vector<std::vector<int32_t>> reruns_;         // by stage, ascending
   std::vector<std::vector<Span>> spans_;             // by value
@@ -101,7 +100,7 @@ class RunSet {
   std::vector<int32_t> touched_values_, touched_stages_;
   std::vector<uint8_t> value_touched_, stage_touched_;
   std::vector<Span> fresh_;
-  std::vector<Run> uses_;
+  std::vector<std::vector<Run>> uses_;  // by value
 };
 
 }  // namespace plimsoll

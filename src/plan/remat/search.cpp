@@ -20,6 +20,8 @@ class Draws {
   uint64_t state_;
 };
 
+constexpr int32_t kMostTries = 4;
+constexpr int kRepairs = 6;  // of what was taken back
 constexpr double kMostAgain = 4;  // times the step, of a start
 constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
 
@@ -89,27 +91,34 @@ class RunSearch {
 
   void propose() {
     changes_.clear();
+    applied_ = 0;
     ++proposed_;
     const int32_t kind = draws_.below(100);
     const bool over = set_.excess() > 0;
-    if (over ? kind < 55 : kind < 25) {
+    const double before = energy(), before_ms = set_.again_ms();
+    const int64_t before_excess = set_.excess();
+    // The energy that the change may add is drawn first. What runs again costs more than all of the excess may be worth:
+    // then it need not be looked at.
+    const double allowed = -temperature_ * std::log(1 - draws_.share());
+    most_ms_ = allowed + price_ * static_cast<double>(before_excess);
+    more_ms_ = 0;
+    if (over ? kind < 50 : kind < 10) {
       propose_drop(-1);
-    } else if (kind < 65) {
+    } else if (kind < 60) {
       propose_removal();
-    } else if (kind < 80) {
+    } else if (kind < 75) {
       propose_shift();
-    } else {
+    } else if (kind < 90) {
       const int32_t stage = propose_removal();
       propose_drop(stage);
       if (draws_.below(4) == 0) propose_drop(stage);
+    } else {
+      propose_exchange(before_ms, before_excess);
     }
     if (changes_.empty()) return;
-    const double before = energy();
-    apply();
-    const double after = energy();
-    const bool take = after <= before || draws_.share() < std::exp((before - after) / temperature_);
-    if (!take) {
-      apply();
+    if (applied_ < changes_.size() && more_ms_ <= most_ms_) apply();
+    if (applied_ < changes_.size() || energy() - before > allowed) {
+      take_back();
     } else {
       note_changes();
       note_if_better();
@@ -117,8 +126,53 @@ class RunSearch {
     fitted_ += set_.excess() == 0 ? 1 : 0;
   }
 
+  // Takes reruns back, and lets other values go where there is too much then.
+  void propose_exchange(double before_ms, int64_t before_excess) {
+    const int32_t stage = propose_removal();
+    if (stage < 0) return;
+    if (draws_.below(3) == 0) propose_removal_near(stage);
+    apply();
+    for (int i = 0; i < kRepairs && set_.excess() > before_excess; ++i) {
+      const int32_t full = fullest(stage);
+      if (full < 0) break;
+      const size_t count = changes_.size();
+      propose_drop(full);
+      if (changes_.size() == count) continue;
+      if (more_ms_ > most_ms_) return;
+      apply();
+    }
+    (void)before_ms;
+  }
+  int32_t fullest(int32_t near) {
+    int32_t best = -1;
+    int64_t most = set_.budget();
+    const auto look = [&](int32_t t) {
+      if (set_.most(t) <= most) return;
+      most = set_.most(t);
+      best = t;
+    };
+    const int32_t reach = 64;
+    for (int32_t t = std::max(0, near - 4 * reach); t <= std::min(set_.steps(), near + reach); ++t) look(t);
+    proposed_ += reach / 4;
+    return best;
+  }
+  void propose_removal_near(int32_t stage) {
+    for (int i = 0; i < 8; ++i) {
+      const int32_t t = stage + draws_.below(17) - 8;
+      if (t < 0 || t > set_.steps() || set_.reruns_in(t).empty()) continue;
+      const std::vector<int32_t>& list = set_.reruns_in(t);
+      remove(list[static_cast<size_t>(draws_.below(std::ssize(list)))], t, 0);
+      return;
+    }
+  }
+
   void apply() {
-    for (const Rerun& change : changes_) set_.toggle(change.step, change.stage);
+    for (; applied_ < changes_.size(); ++applied_) set_.toggle(changes_[applied_].step, changes_[applied_].stage);
+    set_.settle();
+  }
+  void take_back() {
+    if (applied_ == 0) return;
+    for (size_t i = 0; i < applied_; ++i) set_.toggle(changes_[i].step, changes_[i].stage);
     set_.settle();
   }
 
@@ -126,7 +180,11 @@ class RunSearch {
     return std::any_of(changes_.begin(), changes_.end(),
                        [&](const Rerun& c) { return c.step == step && c.stage == stage; });
   }
-  void change(int32_t step, int32_t stage) { changes_.push_back({step, stage}); }
+  void change(int32_t step, int32_t stage) {
+    const double ms = timeline_.steps[step].ms;
+    more_ms_ += set_.runs(step, stage) ? -ms : ms;
+    changes_.push_back({step, stage});
+  }
 
   // Lets a value go in a gap; `near`: across that stage, -1: anywhere, where too much is there first of all.
   void propose_drop(int32_t near) {
@@ -137,16 +195,41 @@ class RunSearch {
         stage = stage + 1 == set_.steps() ? 0 : stage + 1;
       proposed_ += 2;
     }
+    if (stage < 0) {
+      drop(candidates_[static_cast<size_t>(draws_.below(std::ssize(candidates_)))], -1);
+      return;
+    }
+    // Of a few, the one that costs the least for the bytes that it frees.
+    const size_t begin = changes_.size();
+    const double begin_ms = more_ms_;
+    const double over = static_cast<double>(std::max<int64_t>(set_.most(stage) - set_.budget(), 1));
+    double best = 0;
+    chosen_.clear();
+    for (int32_t tries = 1 + draws_.below(kMostTries); tries > 0; --tries) {
+      const int32_t v = idle_across(stage);
+      if (v < 0) break;
+      drop(v, stage);
+      if (changes_.size() == begin) continue;
+      const double score = (more_ms_ - begin_ms) / std::min(static_cast<double>(timeline_.values[v].bytes), over);
+      if (chosen_.empty() || score < best) {
+        best = score;
+        chosen_.assign(changes_.begin() + static_cast<std::ptrdiff_t>(begin), changes_.end());
+      }
+      changes_.resize(begin);
+      more_ms_ = begin_ms;
+    }
+    for (const Rerun& each : chosen_) change(each.step, each.stage);
+  }
+  int32_t idle_across(int32_t stage) {
     const size_t count = candidates_.size();
     size_t at = static_cast<size_t>(draws_.below(static_cast<int64_t>(count)));
     for (size_t i = 0; i < count; ++i, at = at + 1 == count ? 0 : at + 1) {
-      const int32_t v = candidates_[at];
-      if (stage >= 0 && !idles_across(v, stage)) continue;
+      if (!idles_across(candidates_[at], stage)) continue;
       proposed_ += static_cast<int64_t>(i / 8);
-      drop(v, stage);
-      return;
+      return candidates_[at];
     }
     proposed_ += static_cast<int64_t>(count / 8);
+    return -1;
   }
   bool idles_across(int32_t v, int32_t stage) const {
     for (const RunSet::Span& span : set_.spans_of(v)) {
@@ -155,13 +238,13 @@ class RunSearch {
     return false;
   }
   void drop(int32_t v, int32_t stage) {
-    set_.list_uses(v, uses_);
-    proposed_ += static_cast<int64_t>(uses_.size());
+    const std::vector<RunSet::Run>& uses = set_.uses_of(v);
+    proposed_ += static_cast<int64_t>(uses.size());
     // Gaps: from a run or use to the next use of the same span.
     gaps_.clear();
     for (const RunSet::Span& span : set_.spans_of(v)) {
       RunSet::Run from = span.first;
-      for (auto use = std::upper_bound(uses_.begin(), uses_.end(), span.first); use != uses_.end() && *use <= span.last;
+      for (auto use = std::upper_bound(uses.begin(), uses.end(), span.first); use != uses.end() && *use <= span.last;
            ++use) {
         const int32_t a = set_.stage_of(from), b = set_.stage_of(*use);
         if (b > a && (stage < 0 || (a <= stage && stage <= b))) gaps_.emplace_back(from, *use);
@@ -177,7 +260,8 @@ class RunSearch {
 
   // Runs the step again in the stage, with what it reads and is not there, or that stays for it.
   void add(int32_t step, int32_t stage, int depth) {
-    if (depth > 60 || !set_.may_run(step, stage) || set_.runs(step, stage) || changed(step, stage)) return;
+    if (depth > 60 || more_ms_ > most_ms_ || !set_.may_run(step, stage) || set_.runs(step, stage) || changed(step, stage))
+      return;
     change(step, stage);
     const RunSet::Run run = set_.run_of(step, stage);
     for (int32_t w : timeline_.steps[step].recompute_inputs) {
@@ -211,9 +295,9 @@ class RunSearch {
       for (const RunSet::Span& span : set_.spans_of(v)) {
         if (span.first != run || span.last == run) continue;
         if (span.last != reader) return false;
-        set_.list_uses(v, uses_);
-        const auto first = std::upper_bound(uses_.begin(), uses_.end(), run);
-        if (first == uses_.end() || *first != reader) return false;
+        const std::vector<RunSet::Run>& uses = set_.uses_of(v);
+        const auto first = std::upper_bound(uses.begin(), uses.end(), run);
+        if (first == uses.end() || *first != reader) return false;
       }
     }
     return true;
@@ -288,12 +372,13 @@ class RunSearch {
   std::vector<int32_t> candidates_;                       // values that may be let go
   double usual_ms_ = 1;                                   // of a rerun
   double first_price_ = 0, price_ = 0, temperature_ = 0;  // price: ms a byte and stage above the budget
-  std::vector<Rerun> reruns_, best_, changes_;
+  std::vector<Rerun> reruns_, best_, changes_, chosen_;
+  size_t applied_ = 0;                   // of the changes
+  double more_ms_ = 0, most_ms_ = 0;     // of the changes; what may be of use
   double best_ms_ = 0;
   int64_t best_excess_ = 0;
   int fitted_ = 0;  // of the last changes
   int64_t proposed_ = 0;
-  std::vector<RunSet::Run> uses_;
   std::vector<std::pair<RunSet::Run, RunSet::Run>> gaps_;
 };
 
