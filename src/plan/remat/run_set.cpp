@@ -21,7 +21,7 @@ bool may_run_again(const ValueTimeline& timeline, int32_t step) {
 RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
     : timeline_(timeline),
       steps_(static_cast<int32_t>(timeline.steps.size())),
-      budget_(budget),
+      limits_(steps_ + 1, budget),
       last_stage_(steps_, -1),
       stages_(steps_),
       reruns_(steps_ + 1),
@@ -48,8 +48,8 @@ RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
   clear();
 }
 
-void RunSet::set_budget(int64_t budget) {
-  budget_ = budget;
+void RunSet::set_limits(std::span<const int64_t> limits) {
+  limits_.assign(limits.begin(), limits.end());
   excess_ = 0;
   for (int32_t t = 0; t <= steps_; ++t) excess_ += above(t);
 }
@@ -179,7 +179,7 @@ void RunSet::touch_stage(int32_t stage) {
 void RunSet::add_bytes(int32_t first_stage, int32_t last_stage, int64_t bytes) {
   int64_t more = 0;
   for (int32_t t = first_stage; t <= last_stage; ++t) {
-    const int64_t over = carried_[t] + beside_[t] - budget_;
+    const int64_t over = carried_[t] + beside_[t] - limits_[t];
     carried_[t] += bytes;
     more += std::max<int64_t>(0, over + bytes) - std::max<int64_t>(0, over);
   }

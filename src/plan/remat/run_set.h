@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,9 @@ class RunSet {
   RunSet(const ValueTimeline& timeline, int64_t budget);
 
   int32_t steps() const { return steps_; }
-  int64_t budget() const { return budget_; }
-  void set_budget(int64_t budget);
+  // The bytes that a stage may have: the budget, where no less was set.
+  int64_t limit(int32_t stage) const { return limits_[stage]; }
+  void set_limits(std::span<const int64_t> limits);
 
   // Whether the step may run again in that stage: what it reads can still be had.
   bool may_run(int32_t step, int32_t stage) const { return step < stage && stage <= last_stage_[step]; }
@@ -46,7 +48,7 @@ class RunSet {
   void take(const Sequence& sequence);
 
   double again_ms() const { return again_ms_; }
-  int64_t excess() const { return excess_; }  // bytes above the budget, summed over the stages
+  int64_t excess() const { return excess_; }  // bytes above the limits, summed over the stages
   int64_t most(int32_t stage) const { return carried_[stage] + beside_[stage]; }  // bytes at its fullest
   int64_t peak() const;
 
@@ -81,19 +83,19 @@ class RunSet {
   void touch_stage(int32_t stage);
   bool ends_at(int32_t value, Run run) const;
   int64_t above(int32_t stage) const {
-    const int64_t over = carried_[stage] + beside_[stage] - budget_;
+    const int64_t over = carried_[stage] + beside_[stage] - limits_[stage];
     return over > 0 ? over : 0;
   }
 
   const ValueTimeline& timeline_;
   const int32_t steps_;
-  int64_t budget_;
-  std::vector<int32_t> last_stage_;                  // by step: the last in which it may run again; -1: it may not
-  std::vector<std::vector<int32_t>> stages_;         // by step, ascending
-  std::vector<std::vector<int32_t>> reruns_;         // by stage, ascending
-  std::vector<std::vector<Span>> spans_;             // by value
-  std::vector<int64_t> carried_;                     // by stage: bytes that are there when it begins
-  std::vector<int64_t> beside_;                      // by stage: what its fullest run has beside them
+  std::vector<int64_t> limits_;               // by stage
+  std::vector<int32_t> last_stage_;           // by step: the last in which it may run again; -1: it may not
+  std::vector<std::vector<int32_t>> stages_;  // by step, ascending
+  std::vector<std::vector<int32_t>> reruns_;  // by stage, ascending
+  std::vector<std::vector<Span>> spans_;      // by value
+  std::vector<int64_t> carried_;              // by stage: bytes that are there when it begins
+  std::vector<int64_t> beside_;               // by stage: what its fullest run has beside them
   double again_ms_ = 0;
   int64_t excess_ = 0, work_ = 0;
   size_t rerun_count_ = 0;

@@ -1,8 +1,10 @@
 #include "plan/remat/search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "base/parallel.h"
 #include "base/random.h"
 #include "plan/remat/evict.h"
 
@@ -21,8 +23,10 @@ class Draws {
 };
 
 constexpr int32_t kMostTries = 4;
-constexpr int kRepairs = 6;  // of what was taken back
-constexpr double kMostAgain = 4;  // times the step, of a start
+constexpr int32_t kReach = 64;                 // stages around a change that are looked at
+constexpr int kRepairs = 6;                    // of what was taken back
+constexpr double kMostAgain = 4;               // times the step, of a start
+constexpr int64_t kLeastOfRules = 20'000'000;  // looks of each of the rules
 constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
 
 struct Rerun {
@@ -31,7 +35,8 @@ struct Rerun {
 
 class RunSearch {
  public:
-  RunSearch(const ValueTimeline& timeline, int64_t budget) : timeline_(timeline), set_(timeline, budget) {
+  RunSearch(const ValueTimeline& timeline, std::span<const int64_t> limits) : timeline_(timeline), set_(timeline, 0) {
+    set_.set_limits(limits);
     for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
       const TimelineValue& value = timeline.values[v];
       if (value.recomputable && may_run_again(timeline, value.producer) && value.bytes > 0 &&
@@ -44,7 +49,7 @@ class RunSearch {
       squares += step.ms * step.ms;
     }
     usual_ms_ = ms > 0 ? squares / ms : 1;
-    first_price_ = 0.02 * ms / std::max(1.0, static_cast<double>(budget));
+    first_price_ = 0.02 * ms / std::max(1.0, static_cast<double>(*std::max_element(limits.begin(), limits.end())));
     keep_best();
   }
 
@@ -75,6 +80,14 @@ class RunSearch {
     }
   }
 
+  // What another has found, where that is better.
+  void learn_from(const RunSearch& other) {
+    if (!is_better(other.best_excess_, other.best_ms_)) return;
+    best_ = other.best_;
+    best_ms_ = other.best_ms_;
+    best_excess_ = other.best_excess_;
+  }
+
   FoundRuns result() {
     restore_best();
     return {set_.sequence(), set_.again_ms(), set_.peak(), set_.excess() == 0};
@@ -95,7 +108,7 @@ class RunSearch {
     ++proposed_;
     const int32_t kind = draws_.below(100);
     const bool over = set_.excess() > 0;
-    const double before = energy(), before_ms = set_.again_ms();
+    const double before = energy();
     const int64_t before_excess = set_.excess();
     // The energy that the change may add is drawn first. What runs again costs more than all of the excess may be worth:
     // then it need not be looked at.
@@ -113,7 +126,7 @@ class RunSearch {
       propose_drop(stage);
       if (draws_.below(4) == 0) propose_drop(stage);
     } else {
-      propose_exchange(before_ms, before_excess);
+      propose_exchange(before_excess);
     }
     if (changes_.empty()) return;
     if (applied_ < changes_.size() && more_ms_ <= most_ms_) apply();
@@ -127,7 +140,7 @@ class RunSearch {
   }
 
   // Takes reruns back, and lets other values go where there is too much then.
-  void propose_exchange(double before_ms, int64_t before_excess) {
+  void propose_exchange(int64_t before_excess) {
     const int32_t stage = propose_removal();
     if (stage < 0) return;
     if (draws_.below(3) == 0) propose_removal_near(stage);
@@ -141,19 +154,17 @@ class RunSearch {
       if (more_ms_ > most_ms_) return;
       apply();
     }
-    (void)before_ms;
   }
   int32_t fullest(int32_t near) {
     int32_t best = -1;
-    int64_t most = set_.budget();
-    const auto look = [&](int32_t t) {
-      if (set_.most(t) <= most) return;
-      most = set_.most(t);
+    int64_t most = 0;
+    for (int32_t t = std::max(0, near - 4 * kReach); t <= std::min(set_.steps(), near + kReach); ++t) {
+      const int64_t over = set_.most(t) - set_.limit(t);
+      if (over <= most) continue;
+      most = over;
       best = t;
-    };
-    const int32_t reach = 64;
-    for (int32_t t = std::max(0, near - 4 * reach); t <= std::min(set_.steps(), near + reach); ++t) look(t);
-    proposed_ += reach / 4;
+    }
+    proposed_ += kReach / 4;
     return best;
   }
   void propose_removal_near(int32_t stage) {
@@ -191,7 +202,7 @@ class RunSearch {
     int32_t stage = near;
     if (stage < 0 && set_.excess() > 0 && draws_.below(10) < 8) {
       stage = draws_.below(set_.steps());
-      for (int32_t i = 0; i < set_.steps() && set_.most(stage) <= set_.budget(); ++i)
+      for (int32_t i = 0; i < set_.steps() && set_.most(stage) <= set_.limit(stage); ++i)
         stage = stage + 1 == set_.steps() ? 0 : stage + 1;
       proposed_ += 2;
     }
@@ -202,7 +213,7 @@ class RunSearch {
     // Of a few, the one that costs the least for the bytes that it frees.
     const size_t begin = changes_.size();
     const double begin_ms = more_ms_;
-    const double over = static_cast<double>(std::max<int64_t>(set_.most(stage) - set_.budget(), 1));
+    const double over = static_cast<double>(std::max<int64_t>(set_.most(stage) - set_.limit(stage), 1));
     double best = 0;
     chosen_.clear();
     for (int32_t tries = 1 + draws_.below(kMostTries); tries > 0; --tries) {
@@ -260,7 +271,8 @@ class RunSearch {
 
   // Runs the step again in the stage, with what it reads and is not there, or that stays for it.
   void add(int32_t step, int32_t stage, int depth) {
-    if (depth > 60 || more_ms_ > most_ms_ || !set_.may_run(step, stage) || set_.runs(step, stage) || changed(step, stage))
+    if (depth > 60 || more_ms_ > most_ms_ || !set_.may_run(step, stage) || set_.runs(step, stage) ||
+        changed(step, stage))
       return;
     change(step, stage);
     const RunSet::Run run = set_.run_of(step, stage);
@@ -350,8 +362,10 @@ class RunSearch {
 
   // What fits is better than what does not; of that, what is less above the budget.
   void note_if_better() {
-    const int64_t excess = set_.excess();
-    if (excess < best_excess_ || (excess == best_excess_ && set_.again_ms() < best_ms_ * (1 - 1e-12))) keep_best();
+    if (is_better(set_.excess(), set_.again_ms())) keep_best();
+  }
+  bool is_better(int64_t excess, double ms) const {
+    return excess < best_excess_ || (excess == best_excess_ && ms < best_ms_ * (1 - 1e-12));
   }
   void keep_best() {
     best_ = reruns_;
@@ -373,8 +387,8 @@ class RunSearch {
   double usual_ms_ = 1;                                   // of a rerun
   double first_price_ = 0, price_ = 0, temperature_ = 0;  // price: ms a byte and stage above the budget
   std::vector<Rerun> reruns_, best_, changes_, chosen_;
-  size_t applied_ = 0;                   // of the changes
-  double more_ms_ = 0, most_ms_ = 0;     // of the changes; what may be of use
+  size_t applied_ = 0;                // of the changes
+  double more_ms_ = 0, most_ms_ = 0;  // of the changes; what may be of use
   double best_ms_ = 0;
   int64_t best_excess_ = 0;
   int fitted_ = 0;  // of the last changes
@@ -382,23 +396,41 @@ class RunSearch {
   std::vector<std::pair<RunSet::Run, RunSet::Run>> gaps_;
 };
 
+// Two at once: one begins from the best so far, the other from no reruns at all, or, of runs that are known, from the best
+// as well. Each round is twice as long as the one before: with more effort there are more rounds.
+FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 2>& searches, int64_t effort,
+                           bool known) {
+  const auto work = [&] { return searches[0].work() + searches[1].work(); };
+  int64_t round = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
+  for (uint64_t i = 0; work() + 2 * round <= effort || (known && i == 0); ++i, round *= 2) {
+    for_each_in_parallel(2, [&](size_t k) { searches[k].cool(k == 1 || (known && i % 2 == 1), 2 * i + k, round); });
+    searches[0].learn_from(searches[1]);
+    searches[1].learn_from(searches[0]);
+  }
+  return searches[0].result();
+}
+
 }  // namespace
 
 FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort) {
-  RunSearch search(timeline, budget);
-  if (search.is_done()) return search.result();
+  const std::vector<int64_t> limits(timeline.steps.size() + 1, budget);
+  std::array<RunSearch, 2> searches{RunSearch(timeline, limits), RunSearch(timeline, limits)};
+  if (searches[0].is_done()) return searches[0].result();
   for (const EvictionRule rule : {EvictionRule::dtr, EvictionRule::dtr_eq, EvictionRule::ahead}) {
-    if (const auto sequence = evict_as_it_runs(timeline, budget, rule, kMostAgain * timeline.compute_ms))
-      search.consider(*sequence);
+    if (const auto sequence = evict_as_it_runs(timeline, budget, rule, kMostAgain * timeline.compute_ms,
+                                               std::max(effort / 4, kLeastOfRules)))
+      searches[0].consider(*sequence);
   }
-  // Rounds of which each third one is twice as long as the ones before: with more effort there are more rounds.
-  const int64_t least = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
-  int64_t round = least;
-  for (uint64_t i = 0; search.work() + round <= effort; ++i) {
-    search.cool(i % 2 == 1, i, round);
-    if (i % 2 == 1) round *= 2;
-  }
-  return search.result();
+  searches[1].learn_from(searches[0]);
+  return search_in_rounds(timeline, searches, effort, false);
+}
+
+FoundRuns improve_runs(const ValueTimeline& timeline, std::span<const int64_t> limits, const Sequence& start,
+                       int64_t effort) {
+  std::array<RunSearch, 2> searches{RunSearch(timeline, limits), RunSearch(timeline, limits)};
+  if (searches[0].is_done()) return searches[0].result();
+  for (RunSearch& search : searches) search.consider(start);
+  return search_in_rounds(timeline, searches, effort, true);
 }
 
 }  // namespace plimsoll
