@@ -44,21 +44,24 @@ def finished(about, sources, nodes, keep):
 
 
 def layered(count, seed):
-    """Layers of some nodes; each node reads one of the layer before it, and a few of some earlier ones, and is read in the next."""
+    """Layers of some nodes between one source and one sink; a node reads some of those in the layer before it, and a few of earlier ones, and is
+    read in the next. The wider the layers, the more a node reads: some 2.4 where there are 100 nodes, 5 where there are 1,000."""
     draw = random.Random(f"layered {count} {seed}")
-    layers, nodes = [], []
-    while sum(map(len, layers)) < count - 1:
-        begin, before = sum(map(len, layers)), layers[-1] if layers else []
-        layers.append(list(range(begin, begin + min(draw.randint(1, max(2, count // 20)), count - 1 - begin))))
-        reads = {n: {draw.choice(before)} if before else set() for n in layers[-1]}
-        for n in before:  # nothing is made that nobody reads
-            reads[draw.choice(layers[-1])].add(n)
-        for n in layers[-1]:
-            while before and draw.random() < 0.45:
-                reads[n].add(draw.choice(draw.choice(layers[max(0, len(layers) - 6):-1])))
-            nodes.append({"name": f"n{n}", "ms": round(draw.uniform(1, 50), 3), "out": [draw.randint(1, 100) * 10240], "in": [[r, 0] for r in sorted(reads[n])]})
-    nodes.append({"name": "sink", "ms": 1.0, "out": [10240], "in": [[n, 0] for n in layers[-1]]})
-    return finished(f"random layered graph of {count} nodes", [], nodes, [(len(nodes) - 1, 0)])
+    layers = [[0]]
+    while (begin := sum(map(len, layers))) < count - 1:
+        layers.append(list(range(begin, min(begin + draw.randint(1, round(count**0.5) - 1), count - 1))))
+    layers.append([count - 1])
+    reads = {0: set()}
+    for k, layer in enumerate(layers[1:], 1):
+        for n in layer:
+            reads[n] = {m for m in layers[k - 1] if draw.random() < 0.27} or {draw.choice(layers[k - 1])}
+            while k > 1 and draw.random() < 0.4:
+                reads[n].add(draw.choice(layers[max(0, k - 2 - int(draw.expovariate(0.4)))]))
+        for m in layers[k - 1]:  # nothing is made that nobody reads
+            if not any(m in reads[n] for n in layer):
+                reads[draw.choice(layer)].add(m)
+    nodes = [{"name": f"n{n}", "ms": draw.randint(0, 1000), "out": [draw.randint(1, 100) * 65536], "in": [[r, 0] for r in sorted(reads[n])]} for n in range(count)]
+    return finished(f"random layered graph of {count} nodes", [], nodes, [(count - 1, 0)])
 
 
 class Training:
@@ -343,7 +346,7 @@ def inception_trace(seed, batch=16, repeats=(4, 7, 3)):
     return tape.finish("trace of Inception-v4's training step", tape.classify(x, 1000))
 
 
-def transformer_trace(seed, batch=8, tokens=128, width=512, heads=8, layers=32, vocabulary=8000):
+def transformer_trace(seed, batch=32, tokens=128, width=512, heads=8, layers=32, vocabulary=8000):
     tape = ImageTape(seed, batch, 1)
     rows, weights = batch * tokens, tape.weights
 

@@ -242,7 +242,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
 }
 
 constexpr double kBoundEffort = 30e6;
-constexpr int64_t kRunEffort = 40'000'000, kRunEffortOfOp = 200'000;
+constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
 
 // What is found by the costs, within what is known of the least memory.
 Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,

@@ -25,6 +25,8 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kManySteps = 20'000;
+constexpr size_t kStepsOfCurves =
+    800;  // of a graph of costs: where there are more, the curve is found only if it must be
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;        // steps that run again for one value
 constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find those that waste least between offsets
@@ -35,7 +37,12 @@ constexpr int64_t kChangedSteps = 75'000;       // scheduled for changes at rand
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
 constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
-constexpr int kRunSearches = 4;                 // within less and less, where offsets need more than the budget
+constexpr int kRunSearches = 4, kSomeRunSearches = 8,
+              kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
+constexpr double kNearTheFirst = 2e-4;
+constexpr int kMostInVain = 4;                         // of these that find nothing within the budget
+constexpr int64_t kMuchRunEffort = 10'000'000;         // where many of them are worth it
+constexpr int64_t kTighter = 8, kLeastTighter = 1000;  // parts of what lies above, and of the budget
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -506,28 +513,102 @@ bool may_run_again(const PolicyInput& input) {
 }
 
 // By a search over the runs of steps where states and inputs lie in the arena: nothing is copied.
-PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
-  const ValueTimeline timeline = make_timeline(input);
-  const Decisions decisions = keep_everything(timeline);
-  Schedule schedule;
-  Scheduler scheduler(timeline);
-  const Infeasible none{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
-  PolicyInput quick = input;
-  quick.explain = false;
-  quick.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline.steps), 1));
-  double limit = static_cast<double>(input.budget.count);
-  for (int i = 0; i < kRunSearches; ++i) {
-    const FoundRuns found = find_runs(timeline, static_cast<int64_t>(limit), input.run_effort);
-    if (!found.fits) break;
-    scheduler.follow(decisions, found.sequence, schedule);
-    PlanOrInfeasible answer = finish_plan(quick, timeline, decisions, schedule, "auto");
-    const Infeasible* why = std::get_if<Infeasible>(&answer);
-    if (why == nullptr) return answer;
-    if (why->minimum <= input.budget) break;  // slower than what is of use
-    // What lies between offsets is lost: then it is held to less.
-    limit *= std::min(kLessForOffsets, std::pow(limit / static_cast<double>(why->minimum.count), 0.5));
+//
+// What lies between offsets is lost. So where a plan's stays end above the budget, the stages across which they lie are held
+// to less and the search goes on from there; once there is a plan, what lies between these limits and the last is tried.
+class RunPlanner {
+ public:
+  // `many`: it is worth much effort.
+  RunPlanner(const PolicyInput& input, bool many)
+      : input_(input),
+        many_(many),
+        quick_(input),
+        timeline_(make_timeline(input)),
+        decisions_(keep_everything(timeline_)),
+        scheduler_(timeline_),
+        limits_(timeline_.steps.size() + 1, input.budget.count) {
+    quick_.explain = false;
+    quick_.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline_.steps), 1));
+    quick_.only_to_fit = !many;
   }
-  return none;
+
+  PlanOrInfeasible plan() {
+    const int rounds = !many_                                    ? kRunSearches
+                       : timeline_.steps.size() > kStepsOfCurves ? kSomeRunSearches
+                                                                 : kManyRunSearches;
+    FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort);
+    const double near_ms =
+        timeline_.compute_ms * (1 + kNearTheFirst) + found.again_ms;  // where nothing lies between offsets
+    for (int i = 0, in_vain = 0; in_vain < kMostInVain; ++i) {
+      scheduler_.follow(decisions_, found.sequence, schedule_);
+      if (found.peak > input_.budget.count) {
+        if (!many_) break;
+        ++in_vain;
+      } else if (time_of(timeline_, {}, schedule_).total_ms >= quick_.faster_than_ms) {
+        if (!best_) break;  // held to less, it would be slower still
+        good_ = limits_;
+      } else {
+        Plan plan = make_plan(quick_, timeline_, decisions_, schedule_, "auto");
+        if (plan.arena <= input_.budget) {
+          predict(quick_, plan);
+          quick_.faster_than_ms = plan.predicted.step_time_ms;
+          best_ = std::move(plan);
+          if (!many_ || best_->predicted.step_time_ms <= near_ms) break;
+          good_ = limits_;
+        } else {
+          failed_ = limits_;
+          if (!best_) tighten(plan, found.sequence);
+        }
+      }
+      if (i + 1 >= rounds) break;
+      if (best_) {
+        for (size_t t = 0; t < limits_.size(); ++t) limits_[t] = failed_[t] + (good_[t] - failed_[t]) / 2;
+      }
+      found = improve_runs(timeline_, limits_, found.sequence, input_.run_effort / 4);
+    }
+    if (best_) return *std::move(best_);
+    return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
+  }
+
+ private:
+  void tighten(const Plan& plan, const Sequence& sequence) {
+    std::vector<int32_t> stage_of;  // by step of the plan
+    std::vector<bool> ran(timeline_.steps.size(), false);
+    int32_t stage = 0;
+    for (const int32_t step : sequence) {
+      stage_of.push_back(stage);
+      stage += ran[step] ? 0 : 1;
+      ran[step] = true;
+    }
+    RunSet runs(timeline_, input_.budget.count);
+    runs.take(sequence);
+    std::vector<int64_t> over(limits_.size(), 0);
+    for (const Stay& stay : plan.stays) {
+      const int64_t above = (stay.offset + stay.bytes - input_.budget).count;
+      if (above <= 0) continue;
+      for (int32_t t = stage_of[stay.first]; t <= stage_of[stay.last]; ++t) over[t] = std::max(over[t], above);
+    }
+    for (size_t t = 0; t < limits_.size(); ++t) {
+      if (over[t] == 0) continue;
+      const int64_t less = std::max(over[t] / kTighter, input_.budget.count / kLeastTighter);
+      limits_[t] = std::min(limits_[t], runs.most(static_cast<int32_t>(t))) - less;
+    }
+  }
+
+  const PolicyInput& input_;
+  const bool many_;
+  PolicyInput quick_;
+  const ValueTimeline timeline_;
+  const Decisions decisions_;
+  Scheduler scheduler_;
+  Schedule schedule_;
+  std::vector<int64_t> limits_, good_,
+      failed_;  // by stage: of the next search, the last that led to a plan, the last that did not
+  std::optional<Plan> best_;
+};
+
+PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
+  return RunPlanner(input, input.run_effort >= kMuchRunEffort).plan();
 }
 
 // The plan that needs the least arena of those that this search finds by halving, whatever the budget: nothing where none
@@ -537,7 +618,7 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
   within.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
   within.least_memory = false;
   within.only_to_fit = true;
-  within.run_effort = input.run_effort / kLeastRuns;
+  within.run_effort = input.run_effort / kLeastRuns / 2;
   std::optional<Plan> best;
   Bytes low{least_live(*within.timeline, false) - 1};  // nothing is found with so much
   if (below.count == INT64_MAX) below = {RunSet(*within.timeline, INT64_MAX).peak()};
@@ -545,7 +626,7 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
     const Bytes high = best ? best->arena : below;
     if (high.count - low.count <= high.count / kLeastStep) break;
     within.budget = {low.count + (high.count - low.count) / 2};
-    PlanOrInfeasible answer = plan_by_runs(within);
+    PlanOrInfeasible answer = RunPlanner(within, false).plan();
     if (Plan* plan = std::get_if<Plan>(&answer)) {
       best = std::move(*plan);
       best->budget = input.budget;
@@ -554,6 +635,12 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
     }
   }
   return best;
+}
+
+// A graph of costs with many steps: what the search over runs finds is not bettered by the curve, which takes long.
+bool by_runs_first(const PolicyInput& input, const ValueTimeline& timeline) {
+  return input.search_least && input.device.tiers.empty() && may_run_again(input) &&
+         timeline.steps.size() > kStepsOfCurves;
 }
 
 // With every value kept where that fits; else by the search, or by another policy that needs still less.
@@ -568,7 +655,11 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   const Bytes bound{least_live(make_timeline(input), !input.device.tiers.empty())};
   if (input.first_that_fits && bound > input.budget)  // what would do was not asked
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = bound};
-  std::optional<Plan> best = AutoPlanner(own).least(below);
+  std::optional<Plan> best;
+  const bool runs_first = by_runs_first(input, make_timeline(input));
+  any.budget = input.budget;
+  if (runs_first) best = least_by_runs(any, below);
+  if (!best) best = AutoPlanner(own).least(below);
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
@@ -577,7 +668,7 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
     PlanOrInfeasible other = policy.plan(any);
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
   }
-  if (input.search_least && (!best || best->arena > input.budget) && may_run_again(input)) {
+  if (input.search_least && !runs_first && (!best || best->arena > input.budget) && may_run_again(input)) {
     any.budget = input.budget;
     if (std::optional<Plan> plan = least_by_runs(any, best ? best->arena : below)) best = std::move(plan);
   }
@@ -630,9 +721,11 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       tier_short |= theirs != nullptr && !theirs->tier.empty() && theirs->minimum <= input.budget;
       keep_better(quick, best, std::move(other));
     };
-    consider(plan_by_search);
-    const double in_place_ms = search->least_ms_in_place();
-    if (may_run_again(input)) consider(plan_by_runs);
+    const bool runs_first = by_runs_first(input, *first.timeline);
+    if (runs_first) consider(plan_by_runs);
+    if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
+    const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
+    if (!runs_first && may_run_again(input)) consider(plan_by_runs);
     const auto fastest_so_far = [&] {
       const Plan* plan = std::get_if<Plan>(&best);
       return plan != nullptr ? plan->predicted.step_time_ms : input.faster_than_ms;

@@ -10,11 +10,12 @@ constexpr size_t kMostRuns = 10;  // times the steps: from here on it does littl
 
 class Evictor {
  public:
-  Evictor(const ValueTimeline& timeline, int64_t budget, EvictionRule rule, double most_ms)
+  Evictor(const ValueTimeline& timeline, int64_t budget, EvictionRule rule, double most_ms, int64_t effort)
       : timeline_(timeline),
         budget_(budget),
         rule_(rule),
         most_ms_(most_ms),
+        effort_(effort),
         values_(timeline.values.size()),
         ran_(timeline.steps.size(), false),
         around_(timeline.values.size(), 0),
@@ -86,7 +87,7 @@ class Evictor {
     const bool again = ran_[s];
     const std::span<const int32_t> inputs = again ? step.recompute_inputs : step.inputs;
     const std::span<const int32_t> outputs = again ? step.recompute_outputs : step.outputs;
-    if (++depth_ > 5000) return false;
+    if (++depth_ > 5000 || looks_ > effort_) return false;
     for (int32_t v : inputs) ++values_[v].locks;
     for (int32_t v : inputs) {
       if (values_[v].is_there) continue;
@@ -143,6 +144,7 @@ class Evictor {
   int32_t cheapest() {
     int32_t best = -1;
     double least = 0;
+    looks_ += std::ssize(listed_);
     for (size_t i = 0; i < listed_.size();) {
       const int32_t v = listed_[i];
       if (!values_[v].is_there) {
@@ -190,6 +192,7 @@ class Evictor {
       while (!stack_.empty()) {
         const int32_t at = stack_.back();
         stack_.pop_back();
+        ++looks_;
         const auto visit = [&](int32_t w) {
           if (!values_[w].evicted || around_[w] == mark_) return;
           around_[w] = mark_;
@@ -237,6 +240,7 @@ class Evictor {
   const int64_t budget_;
   const EvictionRule rule_;
   const double most_ms_;
+  const int64_t effort_;
   std::vector<Value> values_;
   std::vector<bool> ran_;         // by step
   std::vector<bool> may_return_;  // by value
@@ -250,6 +254,7 @@ class Evictor {
   uint32_t mark_ = 0;
   int32_t now_ = 0;
   int depth_ = 0;
+  int64_t looks_ = 0;  // at values, to choose among them
   int64_t live_ = 0;
   double clock_ = 0, again_ms_ = 0;
 };
@@ -257,8 +262,8 @@ class Evictor {
 }  // namespace
 
 std::optional<Sequence> evict_as_it_runs(const ValueTimeline& timeline, int64_t budget, EvictionRule rule,
-                                         double most_ms) {
-  return Evictor(timeline, budget, rule, most_ms).run();
+                                         double most_ms, int64_t effort) {
+  return Evictor(timeline, budget, rule, most_ms, effort).run();
 }
 
 }  // namespace plimsoll

@@ -21,8 +21,9 @@ enum class EvictionRule : uint8_t {
   ahead,   // h_DTR with the ms until it is used next in place of those since: for who knows the future
 };
 
-// The steps as they run within the budget; nothing where the rule finds no room, or computes more than `most_ms` again.
+// The steps as they run within the budget; nothing where the rule finds no room, or computes more than `most_ms` again, or
+// has looked at as many values as `effort` says.
 std::optional<Sequence> evict_as_it_runs(const ValueTimeline& timeline, int64_t budget, EvictionRule rule,
-                                         double most_ms);
+                                         double most_ms, int64_t effort = INT64_MAX);
 
 }  // namespace plimsoll

@@ -38,7 +38,7 @@ void expect_as_scheduled(const ValueTimeline& timeline, RunSet& runs) {
   EXPECT_EQ(runs.peak(), schedule.peak);
   EXPECT_NEAR(timeline.compute_ms + runs.again_ms(), schedule.compute_ms, 1e-9 * schedule.compute_ms);
   int64_t excess = 0;
-  for (int32_t t = 0; t <= runs.steps(); ++t) excess += std::max<int64_t>(0, runs.most(t) - runs.budget());
+  for (int32_t t = 0; t <= runs.steps(); ++t) excess += std::max<int64_t>(0, runs.most(t) - runs.limit(t));
   EXPECT_EQ(runs.excess(), excess);
 }
 
@@ -118,6 +118,38 @@ TEST(RunSearch, IsNeverWorseForMoreEffortNorThanARuleThatItStartsFrom) {
       EXPECT_LE(timeline.compute_ms + best.again_ms, followed(timeline, *dtr).compute_ms * (1 + 1e-9));
     }
   }
+}
+
+TEST(RunSearch, ImprovesKnownRunsWithinTheLimitsOfStages) {
+  int fitted = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const CostInput costs(random_cost_graph(seed, 30));
+    const ValueTimeline timeline = make_timeline(costs.input());
+    const int64_t budget = RunSet(timeline, 0).peak() * 8 / 10;
+    const FoundRuns start = find_runs(timeline, budget, 300'000);
+    std::vector<int64_t> limits(timeline.steps.size() + 1);
+    for (int64_t& limit : limits) limit = budget - static_cast<int64_t>(random() % static_cast<uint64_t>(budget / 10));
+    const auto within = [&](const Sequence& sequence) {
+      RunSet runs(timeline, budget);
+      runs.set_limits(limits);
+      runs.take(sequence);
+      return runs.excess();
+    };
+    const FoundRuns found = improve_runs(timeline, limits, start.sequence, 1'000'000);
+    EXPECT_EQ(found.fits, within(found.sequence) == 0);
+    EXPECT_LE(within(found.sequence), within(start.sequence));
+    EXPECT_EQ(followed(timeline, found.sequence).peak, found.peak);
+    fitted += found.fits ? 1 : 0;
+    // What fits already only gets faster.
+    if (!start.fits) continue;
+    limits.assign(limits.size(), budget);
+    const FoundRuns faster = improve_runs(timeline, limits, start.sequence, 1'000'000);
+    EXPECT_TRUE(faster.fits);
+    EXPECT_LE(faster.again_ms, start.again_ms * (1 + 1e-9));
+  }
+  EXPECT_GT(fitted, 5);
 }
 
 TEST(Policies, AutoFitsWhereAnyPolicyDoesAndIsNeverSlowerOnIrregularGraphs) {

@@ -21,16 +21,16 @@ bool may_run_again(const ValueTimeline& timeline, int32_t step) {
 RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
     : timeline_(timeline),
       steps_(static_cast<int32_t>(timeline.steps.size())),
-      budget_(budget),
+      limits_(steps_ + 1, budget),
       last_stage_(steps_, -1),
-      rerun_readers_(timeline.values.size()),
       stages_(steps_),
       reruns_(steps_ + 1),
       spans_(timeline.values.size()),
       carried_(steps_ + 1, 0),
       beside_(steps_ + 1, 0),
       value_touched_(timeline.values.size(), 0),
-      stage_touched_(steps_ + 1, 0) {
+      stage_touched_(steps_ + 1, 0),
+      uses_(timeline.values.size()) {
   std::vector<int32_t> lost(timeline.values.size(), steps_);  // by value: the step that overwrites it
   for (int32_t s = 0; s < steps_; ++s) {
     for (const TimelineInPlace& pair : timeline.steps[s].in_place) {
@@ -43,14 +43,13 @@ RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
     last_stage_[s] = steps_;
     for (int32_t v : step.recompute_inputs) {
       last_stage_[s] = std::min(last_stage_[s], lost[v]);
-      rerun_readers_[v].push_back(s);
     }
   }
   clear();
 }
 
-void RunSet::set_budget(int64_t budget) {
-  budget_ = budget;
+void RunSet::set_limits(std::span<const int64_t> limits) {
+  limits_.assign(limits.begin(), limits.end());
   excess_ = 0;
   for (int32_t t = 0; t <= steps_; ++t) excess_ += above(t);
 }
@@ -60,7 +59,7 @@ bool RunSet::runs(int32_t step, int32_t stage) const {
 }
 
 void RunSet::toggle(int32_t step, int32_t stage) {
-  const auto flip = [](std::vector<int32_t>& list, int32_t number) {
+  const auto flip = []<class T>(std::vector<T>& list, T number) {
     const auto at = std::lower_bound(list.begin(), list.end(), number);
     if (at != list.end() && *at == number) {
       list.erase(at);
@@ -76,7 +75,10 @@ void RunSet::toggle(int32_t step, int32_t stage) {
   rerun_count_ += added ? 1 : -1;
   if (rerun_count_ == 0) again_ms_ = 0;
   touch_stage(stage);
-  for (int32_t v : what.recompute_inputs) touch_value(v);
+  for (int32_t v : what.recompute_inputs) {
+    flip(uses_[v], run_of(step, stage));
+    touch_value(v);
+  }
   for (int32_t v : what.recompute_outputs) touch_value(v);
 }
 
@@ -98,7 +100,13 @@ void RunSet::clear() {
   for (std::vector<int32_t>& list : reruns_) list.clear();
   again_ms_ = 0;
   rerun_count_ = 0;
-  for (int32_t v = 0; v < static_cast<int32_t>(spans_.size()); ++v) touch_value(v);
+  for (int32_t v = 0; v < static_cast<int32_t>(spans_.size()); ++v) {
+    const TimelineValue& value = timeline_.values[v];
+    uses_[v].clear();
+    for (int32_t use : value.uses) uses_[v].push_back(run_of(use, use));
+    if (value.at_end) uses_[v].push_back(run_of(steps_, steps_));
+    touch_value(v);
+  }
   for (int32_t t = 0; t <= steps_; ++t) touch_stage(t);
   settle();
 }
@@ -136,27 +144,16 @@ bool RunSet::is_there(int32_t value, Run run) const {
                      [&](const Span& span) { return span.first < run && run <= span.last; });
 }
 
-void RunSet::list_uses(int32_t value, std::vector<Run>& uses) const {
-  const TimelineValue& what = timeline_.values[value];
-  uses.clear();
-  for (int32_t use : what.uses) uses.push_back(run_of(use, use));
-  for (int32_t reader : rerun_readers_[value]) {
-    for (int32_t stage : stages_[reader]) uses.push_back(run_of(reader, stage));
-  }
-  if (what.at_end) uses.push_back(run_of(steps_, steps_));
-  std::sort(uses.begin(), uses.end());
-}
-
 void RunSet::find_spans(int32_t value, std::vector<Span>& spans) {
   spans.clear();
   const int32_t producer = timeline_.values[value].producer;
-  list_uses(value, uses_);
-  work_ += static_cast<int64_t>(uses_.size());
+  const std::vector<Run>& uses = uses_[value];
+  work_ += static_cast<int64_t>(uses.size());
   const Run first = producer < 0 ? -1 : run_of(producer, producer);
   spans.push_back({first, first});
   size_t use = 0;
   const auto use_until = [&](Run next) {
-    while (use < uses_.size() && uses_[use] < next) spans.back().last = uses_[use++];
+    while (use < uses.size() && uses[use] < next) spans.back().last = uses[use++];
   };
   if (producer >= 0 && timeline_.values[value].recomputable) {
     for (int32_t stage : stages_[producer]) {
@@ -182,7 +179,7 @@ void RunSet::touch_stage(int32_t stage) {
 void RunSet::add_bytes(int32_t first_stage, int32_t last_stage, int64_t bytes) {
   int64_t more = 0;
   for (int32_t t = first_stage; t <= last_stage; ++t) {
-    const int64_t over = carried_[t] + beside_[t] - budget_;
+    const int64_t over = carried_[t] + beside_[t] - limits_[t];
     carried_[t] += bytes;
     more += std::max<int64_t>(0, over + bytes) - std::max<int64_t>(0, over);
   }

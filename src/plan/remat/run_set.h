@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,9 @@ class RunSet {
   RunSet(const ValueTimeline& timeline, int64_t budget);
 
   int32_t steps() const { return steps_; }
-  int64_t budget() const { return budget_; }
-  void set_budget(int64_t budget);
+  // The bytes that a stage may have: the budget, where no less was set.
+  int64_t limit(int32_t stage) const { return limits_[stage]; }
+  void set_limits(std::span<const int64_t> limits);
 
   // Whether the step may run again in that stage: what it reads can still be had.
   bool may_run(int32_t step, int32_t stage) const { return step < stage && stage <= last_stage_[step]; }
@@ -46,7 +48,7 @@ class RunSet {
   void take(const Sequence& sequence);
 
   double again_ms() const { return again_ms_; }
-  int64_t excess() const { return excess_; }  // bytes above the budget, summed over the stages
+  int64_t excess() const { return excess_; }  // bytes above the limits, summed over the stages
   int64_t most(int32_t stage) const { return carried_[stage] + beside_[stage]; }  // bytes at its fullest
   int64_t peak() const;
 
@@ -67,7 +69,7 @@ class RunSet {
   const std::vector<Span>& spans_of(int32_t value) const { return spans_[value]; }
   bool is_there(int32_t value, Run run) const;  // before that run begins, and during it
   // The uses of a value in order, the end of the step (stage steps()) among them.
-  void list_uses(int32_t value, std::vector<Run>& uses) const;
+  const std::vector<Run>& uses_of(int32_t value) const { return uses_[value]; }
 
   Sequence sequence() const;
   int64_t work() const { return work_; }  // so far: things looked at
@@ -81,27 +83,26 @@ class RunSet {
   void touch_stage(int32_t stage);
   bool ends_at(int32_t value, Run run) const;
   int64_t above(int32_t stage) const {
-    const int64_t over = carried_[stage] + beside_[stage] - budget_;
+    const int64_t over = carried_[stage] + beside_[stage] - limits_[stage];
     return over > 0 ? over : 0;
   }
 
   const ValueTimeline& timeline_;
   const int32_t steps_;
-  int64_t budget_;
-  std::vector<int32_t> last_stage_;                  // by step: the last in which it may run again; -1: it may not
-  std::vector<std::vector<int32_t>> rerun_readers_;  // by value: the steps that read it when they run again
-  std::vector<std::vector<int32_t>> stages_;         // by step, ascending
-  std::vector<std::vector<int32_t>> reruns_;         // by stage, ascending
-  std::vector<std::vector<Span>> spans_;             // by value
-  std::vector<int64_t> carried_;                     // by stage: bytes that are there when it begins
-  std::vector<int64_t> beside_;                      // by stage: what its fullest run has beside them
+  std::vector<int64_t> limits_;               // by stage
+  std::vector<int32_t> last_stage_;           // by step: the last in which it may run again; -1: it may not
+  std::vector<std::vector<int32_t>> stages_;  // by step, ascending
+  std::vector<std::vector<int32_t>> reruns_;  // by stage, ascending
+  std::vector<std::vector<Span>> spans_;      // by value
+  std::vector<int64_t> carried_;              // by stage: bytes that are there when it begins
+  std::vector<int64_t> beside_;               // by stage: what its fullest run has beside them
   double again_ms_ = 0;
   int64_t excess_ = 0, work_ = 0;
   size_t rerun_count_ = 0;
   std::vector<int32_t> touched_values_, touched_stages_;
   std::vector<uint8_t> value_touched_, stage_touched_;
   std::vector<Span> fresh_;
-  std::vector<Run> uses_;
+  std::vector<std::vector<Run>> uses_;  // by value
 };
 
 }  // namespace plimsoll
