@@ -128,6 +128,13 @@ class LeastWithTiers {
     if (state.computing < 0) return 0;
     return set_of(is_again(state) ? step(state.computing).recompute_inputs : step(state.computing).inputs);
   }
+  // What is lost when the step is done, and must not be on its way meanwhile.
+  Set overwritten(const State& state) const {
+    Set set = 0;
+    if (state.computing < 0 || is_again(state)) return set;
+    for (const TimelineInPlace& pair : step(state.computing).in_place) set |= bit(pair.input);
+    return set;
+  }
   Set arriving(const State& state) const {
     Set set = 0;
     for (size_t e = 1; e < kEngines; e += 2) set |= state.copied[e] >= 0 ? bit(state.copied[e]) : 0;
@@ -181,10 +188,8 @@ class LeastWithTiers {
 
   void compute(State state, double ms, int32_t s) {
     if (s < state.next && !may_run_again(timeline_, s)) return;
-    for (const TimelineInPlace& pair : step(s).in_place) {
-      if (((leaving(state) | arriving(state)) & bit(pair.input)) != 0) return;  // it would be lost on its way
-    }
     state.computing = s;
+    if (((leaving(state) | arriving(state)) & overwritten(state)) != 0) return;
     state.ns = ns_of(step(s).ms);
     if ((state.there & read(state)) == read(state) && (arriving(state) & written(state)) == 0) begin(state, ms);
   }
@@ -193,7 +198,7 @@ class LeastWithTiers {
     const size_t engine = 2 * tier + (out ? 0 : 1);
     const bool is_there = (state.there & bit(v)) != 0, has_slot = (state.slots[tier] & bit(v)) != 0;
     if (state.copied[engine] >= 0 || is_there != out || has_slot == out) return;
-    if (((written(state) | arriving(state)) & bit(v)) != 0) return;
+    if (((written(state) | arriving(state) | overwritten(state)) & bit(v)) != 0) return;
     state.copied[engine] = v;
     state.copy_ns[engine] = copy_ns(tier, out, v);
     if (tiers_[tier].beside_compute()) return begin(state, ms);
