@@ -217,7 +217,7 @@ struct Infeasible {
   Bytes budget;         // that limit, or that of the memory
   Bytes minimum;        // the least budget with which this policy finds a plan
   Bytes lower_bound;    // no plan at all needs less (least_bytes)
-  bool proven = false;  // true: there is no plan within `budget`; false: none was found
+  bool proven = false;  // true: no plan of this policy fits `budget`; false: none was found
   StepIndex step = 0;   // the step of that peak, its op and layer
   std::string op, layer;
   struct Need {

@@ -29,22 +29,20 @@ class Refinement {
     std::vector<LimitedPoint> result;
     LimitedPoint best{{}, 0, kAnyTime};
     size_t seen = 0;
-    for (size_t l = 0; l < limits.size(); ++l) {
-      limit_ = limits[l];
+    for (const int64_t limit : limits) {
+      limit_ = limit;
       if (best.ms < kAnyTime) take_if_better({best.decisions, limit_, ms_of(best.decisions, best.ms)}, best);
       for (; seen < points.size() && points[seen].limit <= limit_; ++seen) take_if_better(points[seen], best);
       if (best.ms == kAnyTime) continue;
-      best.limit = limit_;
-      if (l % kLimitsARung == 0 && best.ms > timeline_.compute_ms * kRounding) anneal(best);
+      if (best.ms > timeline_.compute_ms * kRounding) anneal(best);
       if (result.empty() || best.ms < result.back().ms) result.push_back(best);
     }
     return result;
   }
 
  private:
-  static constexpr int64_t kSmall = 2'000;   // part of the least limit
-  static constexpr size_t kLimitsARung = 4;  // changes are tried at one of so many
-  static constexpr double kWarmth = 0.005;   // of the step's time
+  static constexpr int64_t kSmall = 2'000;  // part of the least limit
+  static constexpr double kWarmth = 0.005;  // of the step's time
   static constexpr double kRounding = 1 + 1e-9;
 
   static void take_if_better(const LimitedPoint& point, LimitedPoint& best) {

@@ -53,7 +53,7 @@ struct RefinementOptions {
   bool states_may_move = true;  // as in TradeoffOptions
   int changes = 0;              // tried at a limit
 };
-// Once more over these limits: at every few of them the best of `points` (limits ascending) that fits is changed at random,
+// Once more over these limits: at each the best of `points` (limits ascending) that fits is changed at random,
 // gaps and where states lie between steps, by simulated annealing, starting from what was found below as well. Where copies
 // take turns, what they wait for is found by no price of a single one. Times fall along this result too, and it does not
 // depend on the limits above.

@@ -33,7 +33,8 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int64_t kChangedSteps = 75'000;       // scheduled for changes at random, at each limit where these are tried
+constexpr int64_t kMostChanges = 110;           // at random, at each limit
+constexpr int64_t kChangedSteps = 15'000;       // that are scheduled for them
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
 constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
@@ -214,7 +215,7 @@ class AutoPlanner {
       if (a.points.empty()) return;
       const std::vector<int64_t> within = limits(a.points);
       found[i] = improve_tradeoff(timeline_, a.tiers, a.points, within, tries(), a.within_room, a.many_at_once);
-      if (a.tiers.empty() || input_.first_that_fits) return;
+      if (std::ranges::none_of(a.tiers, &TierInfo::beside_compute) || input_.first_that_fits) return;
       found[count + i] = refine_tradeoff(timeline_, a.tiers, found[i], within,
                                          {.within_room = a.within_room || a.tiers.size() > 1,
                                           .states_may_move = input_.state_homes.empty(),
@@ -458,7 +459,9 @@ class AutoPlanner {
     limits.erase(limits.upper_bound(input_.budget.count), limits.end());
     return {limits.begin(), limits.end()};
   }
-  int changes() const { return static_cast<int>(kChangedSteps / (1 + std::ssize(timeline_.steps))); }
+  int changes() const {
+    return static_cast<int>(std::min(kMostChanges, kChangedSteps / (1 + std::ssize(timeline_.steps))));
+  }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
   Plan make(const Decisions& decisions, int64_t limit) const {
