@@ -88,7 +88,7 @@ class PlanMaker {
     const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
       PlacementOptions placing{.alignment = kStayAlignment,
                                .capacity = enough,
-                               .effort = std::min(input_.effort, kEffortOfMany),
+                               .effort = input_.placed_well ? input_.effort : std::min(input_.effort, kEffortOfMany),
                                .only_to_fit = enough.count > 0,
                                .one_of_many = input_.only_to_fit && !input_.least_memory,
                                .roughly = roughly_below_.has_value()};

@@ -41,6 +41,7 @@ struct PolicyInput {
   // Offsets within the budget will do: who asks has many plans to choose among, and places the one that it takes once
   // more (place_again).
   bool only_to_fit = false;
+  bool placed_well = false;  // with all of `effort`, where else a plan of many gets a part of it
   // Every buffer lies above all others: a sketch, of which times and live bytes are of use. It counts as what is live.
   bool unplaced = false;
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed

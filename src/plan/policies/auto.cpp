@@ -40,6 +40,7 @@ constexpr int kLeastRuns = 10;                  // budgets that are asked for th
 constexpr int64_t kLeastStep = 256;             // it is found to this part of it
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
+constexpr size_t kStepsPlacedWell = 1500;
 constexpr double kNearTheFirst = 2e-4;
 constexpr int kMostInVain = 4;                         // of these that find nothing within the budget
 constexpr int64_t kMuchRunEffort = 10'000'000;         // where many of them are worth it
@@ -531,7 +532,11 @@ class RunPlanner {
         scheduler_(timeline_),
         limits_(timeline_.steps.size() + 1, input.budget.count) {
     quick_.explain = false;
-    quick_.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline_.steps), 1));
+    if (many) {
+      quick_.placed_well = timeline_.steps.size() <= kStepsPlacedWell;
+    } else {
+      quick_.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline_.steps), 1));
+    }
     quick_.only_to_fit = !many;
   }
 
