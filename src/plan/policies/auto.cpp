@@ -564,6 +564,14 @@ class RunPlanner {
       }
       found = improve_runs(timeline_, limits_, found.sequence, input_.run_effort / 4);
     }
+    for (const int percent : {98, 95, 91, 86}) {  // all stages held to less, where that did not lead to a plan
+      if (best_ || !many_) break;
+      found = find_runs(timeline_, input_.budget.count / 100 * percent, input_.run_effort / 2);
+      if (!found.fits) break;
+      scheduler_.follow(decisions_, found.sequence, schedule_);
+      PlanOrInfeasible answer = finish_plan(quick_, timeline_, decisions_, schedule_, "auto");
+      if (Plan* plan = std::get_if<Plan>(&answer)) best_ = std::move(*plan);
+    }
     if (best_) return *std::move(best_);
     return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
   }
