@@ -41,6 +41,7 @@ constexpr int64_t kLeastStep = 256;             // it is found to this part of i
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
+constexpr int64_t kFull = 32;  // what is below the budget by more than this part may become fuller
 constexpr double kNearTheFirst = 2e-4;
 constexpr int kMostInVain = 4;                         // of these that find nothing within the budget
 constexpr int64_t kMuchRunEffort = 10'000'000;         // where many of them are worth it
@@ -541,9 +542,9 @@ class RunPlanner {
   }
 
   PlanOrInfeasible plan() {
-    const int rounds = !many_                                    ? kRunSearches
-                       : timeline_.steps.size() > kStepsOfCurves ? kSomeRunSearches
-                                                                 : kManyRunSearches;
+    const int rounds = !many_                                      ? kRunSearches
+                       : timeline_.steps.size() > kStepsPlacedWell ? kSomeRunSearches
+                                                                   : kManyRunSearches;
     FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort);
     const double near_ms =
         timeline_.compute_ms * (1 + kNearTheFirst) + found.again_ms;  // where nothing lies between offsets
@@ -574,6 +575,14 @@ class RunPlanner {
       }
       found = improve_runs(timeline_, limits_, found.sequence, input_.run_effort / 4);
     }
+    for (const int percent : {98, 95, 91, 86}) {  // all stages held to less, where that did not lead to a plan
+      if (best_ || !many_) break;
+      found = find_runs(timeline_, input_.budget.count / 100 * percent, input_.run_effort / 2);
+      if (!found.fits) break;
+      scheduler_.follow(decisions_, found.sequence, schedule_);
+      PlanOrInfeasible answer = finish_plan(quick_, timeline_, decisions_, schedule_, "auto");
+      if (Plan* plan = std::get_if<Plan>(&answer)) best_ = std::move(*plan);
+    }
     if (best_) return *std::move(best_);
     return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
   }
@@ -599,7 +608,9 @@ class RunPlanner {
     for (size_t t = 0; t < limits_.size(); ++t) {
       if (over[t] == 0) continue;
       const int64_t less = std::max(over[t] / kTighter, input_.budget.count / kLeastTighter);
-      limits_[t] = std::min(limits_[t], runs.most(static_cast<int32_t>(t))) - less;
+      const int64_t most =
+          std::max(runs.most(static_cast<int32_t>(t)), input_.budget.count - input_.budget.count / kFull);
+      limits_[t] = std::min(limits_[t], most) - less;
     }
   }
 
