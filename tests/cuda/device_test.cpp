@@ -10,24 +10,14 @@
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
 
+using testing::error_text;
 using testing::FakeDoor;
 using ::testing::HasSubstr;
-
-template <class Action>
-std::string refusal(ErrorCode code, const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 TEST(CudaDevice, IsListedWithTheReasonWhyItIsNotThere) {
   const std::vector<DeviceListing> list = cuda::list();
@@ -35,7 +25,7 @@ TEST(CudaDevice, IsListedWithTheReasonWhyItIsNotThere) {
   for (const DeviceListing& device : list) {
     EXPECT_FALSE(device.description.empty());
     if (device.available) continue;
-    EXPECT_THAT(refusal(ErrorCode::unsupported, [] { open_device("cuda:0"); }),
+    EXPECT_THAT(error_text(ErrorCode::unsupported, [] { open_device("cuda:0"); }),
                 HasSubstr("device 'cuda:0' is not there: " + device.description));
   }
 }
@@ -43,7 +33,7 @@ TEST(CudaDevice, IsListedWithTheReasonWhyItIsNotThere) {
 TEST(CudaDevice, HasANameWithANumber) {
   for (const char* name : {"cuda:", "cuda:x", "cuda:1x", "cuda:-1", "cudax"}) {
     EXPECT_EQ(cuda::open(name), nullptr) << name;
-    EXPECT_THAT(refusal(ErrorCode::invalid_input, [&] { open_device(name); }), HasSubstr(name));
+    EXPECT_THAT(error_text(ErrorCode::invalid_input, [&] { open_device(name); }), HasSubstr(name));
   }
 }
 
@@ -72,7 +62,7 @@ TEST(CudaDevice, TellsCopiesTheirDirection) {
                                             {host.data(), here, Direction::to_device},
                                             {here, host.data(), Direction::on_device},
                                             {host.data(), here, Direction::on_device}}) {
-    EXPECT_THAT(refusal(ErrorCode::device_failure, [&] { door.copy(Queue::transfer, to, from, 64, direction); }),
+    EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { door.copy(Queue::transfer, to, from, 64, direction); }),
                 HasSubstr("cudaMemcpyAsync: invalid argument"));
   }
   door.unpin(host.data());
@@ -84,7 +74,7 @@ TEST(CudaDevice, NamesTheCallThatRefusesTheArena) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   door->fail("cudaMalloc", 1);
-  const std::string what = refusal(ErrorCode::device_failure, [&] { device->take_arena(1_MiB); });
+  const std::string what = error_text(ErrorCode::device_failure, [&] { device->take_arena(1_MiB); });
   EXPECT_THAT(what, HasSubstr("arena of 1.00 MiB"));
   EXPECT_THAT(what, HasSubstr("cudaMalloc"));
 }
@@ -102,9 +92,9 @@ TEST(CudaDevice, NamesTheOpThatItCannotRun) {
   const TensorId d = graph.add_source("d", {4}, DType::f64, Role::activation);
   const OpId strange = graph.add_op("CudaTestNothing", "strange", "layer", {x});
   const OpId exact = graph.add_op("ReluForward", "exact", "layer", {d});
-  EXPECT_EQ(refusal(ErrorCode::unsupported, [&] { device->kernels(graph, graph.op(strange), LayoutFamily::plain); }),
+  EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { device->kernels(graph, graph.op(strange), LayoutFamily::plain); }),
             "op 'strange': CUDA has no kernel for ops of type CudaTestNothing");
-  EXPECT_EQ(refusal(ErrorCode::unsupported, [&] { device->make_kernel(graph, graph.op(exact), "own"); }),
+  EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { device->make_kernel(graph, graph.op(exact), "own"); }),
             "op 'exact' (ReluForward): 'd' is f64; CUDA's kernels are for f32");
 }
 

@@ -13,12 +13,14 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/support/error_text.h"
 #include "train/session.h"
 
 namespace plimsoll {
 namespace {
 
 using ::testing::Contains;
+using testing::error_text;
 using testing::FakeDoor;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -53,18 +55,6 @@ struct Example {
     return names;
   }
 };
-
-template <class Action>
-std::string failure(ErrorCode code, const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 class CudnnStatuses : public ::testing::TestWithParam<int> {
  protected:
@@ -117,11 +107,11 @@ TEST_P(OfOneAlgorithm, OfEverythingMeansThatCudnnIsBroken) {
     const auto door = std::make_shared<FakeDoor>();
     door->cudnn().answer(call, GetParam());
     const auto device = cuda::open_behind(door, "cuda:0", false);
-    const std::string what = failure(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); });
+    const std::string what = error_text(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); });
     EXPECT_THAT(what, HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnn"));
     EXPECT_THAT(what, HasSubstr(fmt::format("status {}", GetParam())));
     EXPECT_THAT(what, HasSubstr("LD_LIBRARY_PATH"));
-    failure(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); });  // asked again, too
+    error_text(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); });  // asked again, too
   }
 }
 
@@ -132,7 +122,7 @@ TEST_P(OfOneAlgorithm, WhenItIsPreparedOrRunRefusesThisOneAndItIsNotOfferedAgain
       ASSERT_THAT(example_.kernels(*device, pass), Contains("cudnn:fft"));
       door_->cudnn().answer(call, GetParam(), "fft");
       const auto fft = kernel(*device, pass, "cudnn:fft");
-      EXPECT_THAT(failure(ErrorCode::unsupported, [&] { fft->run(); }),
+      EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { fft->run(); }),
                   HasSubstr("cuDNN does not run the algorithm fft after all: cudnn"));
       EXPECT_THAT(example_.kernels(*device, pass), Not(Contains("cudnn:fft")));
       kernel(*device, pass, "cudnn:implicit_gemm")->run();
@@ -184,7 +174,7 @@ TEST_P(OfCudnn, EndsListing) {
     const auto door = std::make_shared<FakeDoor>();
     door->cudnn().answer(call, GetParam());
     const auto device = cuda::open_behind(door, "cuda:0", false);
-    EXPECT_EQ(failure(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); }),
+    EXPECT_EQ(error_text(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); }),
               fmt::format("{}: status {} (fake)", call, GetParam()));
   }
 }
@@ -193,13 +183,13 @@ TEST_P(OfCudnn, EndsARunAndAPreparation) {
   example_.kernels(*device_, 0);
   const auto prepared = kernel(*device_, 0, "cudnn:fft");
   door_->cudnn().answer("cudnn", GetParam());
-  EXPECT_THAT(failure(ErrorCode::device_failure, [&] { prepared->run(); }), HasSubstr("cudnnConvolutionForward: "));
-  EXPECT_THAT(failure(ErrorCode::device_failure, [&] { kernel(*device_, 0, "cudnn:fft"); }), HasSubstr("cudnnSet"));
+  EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { prepared->run(); }), HasSubstr("cudnnConvolutionForward: "));
+  EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { kernel(*device_, 0, "cudnn:fft"); }), HasSubstr("cudnnSet"));
   const Program program = lenet(*cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false));
   door_->cudnn().forget_statuses();
   Executor executor(program.network.graph, program.plan, *device_);
   door_->cudnn().answer("cudnnConvolution", GetParam());
-  failure(ErrorCode::device_failure, [&] { executor.rehearse(); });
+  error_text(ErrorCode::device_failure, [&] { executor.rehearse(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Statuses, OfCudnn, ::testing::ValuesIn(kOfTheLibrary));
@@ -213,11 +203,11 @@ TEST_F(CudnnAnswers, ThatItFailedIsTheDevicesFailureWhereTheQueueDoesNotGoOn) {
   door_->cudnn().answer("cudnnConvolution", 5003, "fft");
   const auto queues = device_->open_queues();
   queues->begin_capture();
-  EXPECT_EQ(failure(ErrorCode::device_failure, [&] { fft->run(); }), "cudnnConvolutionForward: status 5003 (fake)");
+  EXPECT_EQ(error_text(ErrorCode::device_failure, [&] { fft->run(); }), "cudnnConvolutionForward: status 5003 (fake)");
   queues->end_capture();
   door_->fail("cudaEventCreateWithFlags", 1, true);
-  failure(ErrorCode::device_failure, [&] { queues->make_mark(false); });
-  failure(ErrorCode::device_failure, [&] { fft->run(); });
+  error_text(ErrorCode::device_failure, [&] { queues->make_mark(false); });
+  error_text(ErrorCode::device_failure, [&] { fft->run(); });
 }
 
 TEST_F(CudnnAnswers, AWorkspaceLargerThanTheGpuIsNoChoice) {
@@ -234,7 +224,7 @@ TEST_F(CudnnAnswers, AWorkspaceLargerThanTheGpuIsNoChoice) {
     if (!fits) continue;
     door->cudnn().asks_for("fft", bytes + 1);
     const auto fft = kernel(*device, 0, "cudnn:fft");
-    EXPECT_THAT(failure(ErrorCode::unsupported, [&] { fft->run(); }), HasSubstr("8589934593 bytes of workspace"));
+    EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { fft->run(); }), HasSubstr("8589934593 bytes of workspace"));
   }
 }
 
