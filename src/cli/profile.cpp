@@ -12,11 +12,14 @@
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 #include "cli/progress.h"
+#include "cli/ranks.h"
 #include "cost/cost_file.h"
+#include "device/collectives.h"
 #include "device/cpu/machine.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/report.h"
+#include "train/ranks.h"
 #include "train/session.h"
 
 namespace plimsoll::cli {
@@ -28,6 +31,7 @@ struct ProfileFlags : CommonFlags {
   bool again = false;
   std::string data, threads_list, export_to, import_from;
   int64_t every = 1;
+  double timeout = static_cast<double>(kDefaultTimeout.count());
 };
 
 // "1,2,4"
@@ -125,19 +129,28 @@ std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, cons
   return others;
 }
 
-// Measures what the database lacks for these networks; returns how much that was.
+CompileOptions compile_options_of(const ProfileFlags& flags, const Session& session) {
+  CompileOptions options = compile_options(flags, session);
+  options.optimizer.ranks = session.device->info().link.ranks;
+  return options;
+}
+
+// Measures what the database lacks for these networks; returns how much that was. `training`: with the other ranks.
 Measured measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
-                          const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
+                          const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others,
+                          const TrainOptions& training) {
   std::vector<const Device*> beside;
   for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
-  const CompileOptions options = compile_options(flags, session);
+  const CompileOptions options = compile_options_of(flags, session);
   Progress progress;
-  measuring.progress = [&](int done, int total, const std::string& what) {
-    progress.update("measuring kernels", done, total, what);
-  };
   measuring.stop = interrupted;
   Measured measured;
   for (const Network& one : networks) {
+    MeasuringTogether together(training);
+    measuring.progress = [&](int done, int total, const std::string& what) {
+      together.tell(what);
+      progress.update("measuring kernels", done, total, what);
+    };
     const Measured of_one = measure_missing(session, one, options, measuring, beside);
     measured.kernels += of_one.kernels;
     measured.busy += of_one.busy;
@@ -150,18 +163,19 @@ Measured measure_networks(const ProfileFlags& flags, MeasureOptions measuring, S
 // What a step is predicted to take by what is known now; `told`: what the JSON line has so far.
 int predict(const ProfileFlags& flags, Session& session, const Network& network, const Measured& measured, json told,
             JsonLines& out) {
-  auto result = compile_step(flags, network, session, compile_options(flags, session));
+  auto result = compile_step(flags, network, session, compile_options_of(flags, session));
   auto* program = std::get_if<Program>(&result);
   if (program == nullptr) {
     complain(to_text(std::get<Infeasible>(result)));
     out.write(infeasible_json(std::get<Infeasible>(result)));
     return kInfeasible;
   }
-  program->plan = calibrate(session, *program);
+  if (session.device->info().link.ranks < 2) program->plan = calibrate(session, *program);
   if (measured.busy > 0) complain(busy_text(measured, *session.database));
-  say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
-                       flags.input().batch, measured.kernels, session.costs.entries().size(),
-                       time_text(program->plan->predicted.step_time_ms, 4)));
+  const int ranks = session.device->info().link.ranks;
+  say(out, fmt::format("{}, batch {}{}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
+                       flags.input().batch, ranks > 1 ? " of each rank" : "", measured.kernels,
+                       session.costs.entries().size(), time_text(program->plan->predicted.step_time_ms, 4)));
   export_costs(flags, session, out);
   told.update(
       {{"measured", measured.kernels},
@@ -173,11 +187,93 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
   return kDone;
 }
 
-int run_profile(const ProfileFlags& flags) {
+// What ranks measure together, with a device of this process's own.
+void check_together(const ProfileFlags& flags) {
+  const std::pair<const char*, bool> unfit[] = {{"--export", !flags.export_to.empty()},
+                                                {"--import", !flags.import_from.empty()},
+                                                {"--threads-list", !flags.threads_list.empty()}};
+  for (const auto& [flag, given] : unfit) {
+    if (given) throw Error(ErrorCode::unsupported, fmt::format("{}: with one process only; leave mpirun out", flag));
+  }
+}
+
+// Joins the ranks: what is measured from here on is measured beside theirs.
+LinkInfo join(const ProfileFlags& flags, const TrainOptions& training, Session& session) {
+  const std::shared_ptr<Wire> wire = open_wire(*session.device, training.communicator);
+  const LinkInfo link = open_link(
+      session, *wire, Bytes{INT64_MAX}, [](const std::string& text) { complain(text); }, flags.again);
+  session.device = with_wire(std::move(session.device), link, wire);
+  return link;
+}
+
+json link_json(const LinkInfo& link) {
+  return {{"ranks", link.ranks},
+          {"latency_us", link.latency_us},
+          {"gb_per_s", link.gb_per_s},
+          {"compute_share", link.compute_share}};
+}
+
+// One of several ranks: all measure the link between them; the first measures kernels, while the others of its machine run
+// the same beside it.
+int profile_together(ProfileFlags flags, const std::shared_ptr<Communicator>& ranks) {
+  const bool is_first = ranks->is_first();
+  check_together(flags);
+  if (!is_first) flags.json.clear();
+  JsonLines out(flags.json);
+  std::vector<Network> networks;
+  TrainOptions training{.model = flags.model, .batch = ranks->size(), .device = flags.device, .threads = flags.threads};
+  if (!flags.model.empty()) training.batch = flags.input().batch;
+  training.communicator = ranks;
+  training = options_of_rank(training);
+  if (!flags.model.empty()) {
+    flags.batch = own_batch(training);
+    networks = networks_of(flags);
+  }
+  catch_interrupts();
+  ranks->set_ending([] { return interrupted(); });
+  Session session =
+      open_session(training.device, threads_of(training), flags.tiers(), Bytes{INT64_MAX}, neighbours_of(training));
+  if (is_first) {
+    for (const std::string& notice : session.notices) complain(notice);
+  }
+  const LinkInfo link = join(flags, training, session);
+  const Heartbeat heartbeat(ranks.get());
+  const MeasureOptions measuring{
+      .batches = flags.batch_sizes().value_or(BatchSizes::undivided), .every = flags.every, .threads = {0}};
+  if (!is_first) {
+    for (const Network& network : networks)
+      measure_beside(*ranks, session, network, compile_options_of(flags, session), measuring);
+    return kDone;
+  }
+  say(out,
+      fmt::format("the link between {} ranks: {:.3g} us a message and {:.3g} GB/s; it takes {:.0f} % of the compute "
+                  "that it runs beside",
+                  link.ranks, link.latency_us, link.gb_per_s, 100 * link.compute_share));
+  json told{{"link", link_json(link)}};
+  if (networks.empty()) {
+    out.write(told);
+    return kDone;
+  }
+  if (flags.again) {
+    session.database->forget_sharing();
+    session.costs = CostTable(session.costs.rates());
+  } else {
+    forget_busy_times(session);
+  }
+  const Measured measured = measure_networks(flags, measuring, session, networks, {}, training);
+  if (interrupted()) {
+    say(out, fmt::format("interrupted; {} measurements are kept", measured.kernels));
+    return kInterrupted;
+  }
+  return predict(flags, session, networks.back(), measured, std::move(told), out);
+}
+
+int run_profile(const ProfileFlags& flags, const std::shared_ptr<Communicator>& ranks) {
   flags.check();
   if (flags.means_process())
     throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
   check_momentum(flags, flags.optimizer_options().name);
+  if (ranks != nullptr) return profile_together(flags, ranks);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
   if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));
@@ -208,7 +304,7 @@ int run_profile(const ProfileFlags& flags) {
   }
   catch_interrupts();
   if (!flags.again) forget_busy_times(session);
-  const Measured measured = measure_networks(flags, measuring, session, networks, others);
+  const Measured measured = measure_networks(flags, measuring, session, networks, others, {});
   if (interrupted()) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured.kernels));
     return kInterrupted;
@@ -226,6 +322,7 @@ Run add_profile(CLI::App& app) {
       "  plimsoll profile resnet50 --batch 16             `plan` and `train` then choose by measured times\n"
       "  plimsoll profile resnet50 --batch 16 --again     anew, whatever is known\n"
       "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
+      "  mpirun -n 2 plimsoll profile --again             the link between the ranks anew; with MODEL kernels as well\n"
       "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
   flags->add_to(*command, false);
   command->get_option("--device")
@@ -251,7 +348,15 @@ Run add_profile(CLI::App& app) {
   command->add_option("--import", flags->import_from, "First take what another machine of this kind has exported")
       ->type_name("FILE")
       ->check(not_empty());
-  return [flags] { return run_profile(*flags); };
+  command
+      ->add_option("--timeout", flags->timeout,
+                   "Seconds after which a rank that does not answer ends all, where mpirun or srun started several")
+      ->capture_default_str()
+      ->check(positive_number());
+  return [flags] {
+    return as_rank(flags->timeout,
+                   [&](const std::shared_ptr<Communicator>& ranks) { return run_profile(*flags, ranks); });
+  };
 }
 
 }  // namespace plimsoll::cli

@@ -194,6 +194,7 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   plan.check("--clip-grad-norm", asked.clip_grad_norm, planned.clip_grad_norm);
   plan.check("--accumulate", asked.accumulate, planned.accumulate);
   plan.check("--sync-batch-norm", asked.sync_batch_norm, planned.sync_batch_norm);
+  if (const auto stage = flags.zero()) plan.check("--zero", *stage, planned.sharding.stage);
   if (const int threads = cores_of(saved); threads > 0) plan.check("--threads", flags.threads, threads);
   if (request.input.height > 0) plan.check("--image-size", flags.image_size, request.input.height);
   if (request.input.classes > 0) plan.check("--num-classes", flags.classes, request.input.classes);
@@ -225,7 +226,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   if (!given("--peer")) options.peer_size = saved.request.peer_size;
   if (!given("--remote-memory")) options.remote_memory = saved.request.remote_memory;
   if (flags.model.empty()) options.model = saved.request.model;
-  if (!given("--batch")) options.batch = saved.request.input.batch;
+  if (!given("--batch")) options.batch = saved.request.input.batch * saved.request.optimizer.ranks;
   const ModelInput& input = saved.request.input;
   if (given("--data")) return;
   const bool digits = input.channels == 1 && input.height == 8 && input.width == 8 && input.classes == 10;

@@ -80,8 +80,10 @@ TrainOptions options_of_rank(TrainOptions options) {
   }
   if (options.inter_op != 1)
     refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");
-  if (options.plan) refuse(ErrorCode::unsupported, "--plan: several ranks make their plan together; leave it out");
-  if (!communicator.is_first()) options.checkpoint.reset();
+  if (!communicator.is_first()) {  // the first saves, and gives the others its plan
+    options.checkpoint.reset();
+    options.plan.reset();
+  }
   options.optimizer.ranks = ranks;
   return options;
 }

@@ -28,7 +28,7 @@ int threads_of(const TrainOptions& options);
 // Other ranks that compute on this machine's processors.
 int neighbours_of(const TrainOptions& options);
 
-// What the options mean for one of several ranks: no checkpoint but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
+// What the options mean for one of several ranks: no checkpoint and no saved plan but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.
 TrainOptions options_of_rank(TrainOptions options);
 

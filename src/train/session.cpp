@@ -230,11 +230,12 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
 // What earlier versions kept as "link ..." were single messages, which a burst lets through too fast.
 std::string link_key(const Wire& wire) { return fmt::format("link, sustained {}", wire.key()); }
 
-LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice) {
+LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice,
+                   bool again) {
   const std::string key = link_key(wire);
   const bool is_first = wire.rank() == 0;
   LinkInfo link{.ranks = wire.ranks()};
-  if (is_first) {
+  if (is_first && !again) {
     if (const auto known = session.database->tier_rates(key)) {
       link.latency_us = known->latency_us;
       link.gb_per_s = known->out_gb_per_s;

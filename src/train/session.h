@@ -43,8 +43,9 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
 // those of a machine of one's own.
 Session open_session(std::string_view device, int threads, const TierOptions& tiers = {}, Bytes room = Bytes{INT64_MAX},
                      int neighbours = 0);
-// The link to the other ranks, as all of them take it: what the first knows of it, else it is measured, in `room`.
-LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice);
+// The link to the other ranks, as all of them take it: what the first knows of it, else (or `again`) it is measured, in `room`.
+LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice,
+                   bool again = false);
 // The name by which its rates are kept.
 std::string link_key(const Wire& wire);
 

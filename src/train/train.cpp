@@ -96,17 +96,20 @@ Beginning begin(TrainOptions& options) {
   if (options.plan) {
     beginning.plan = load_plan(*options.plan);
     const PlanRequest& request = beginning.plan->request;
-    if (request.optimizer.ranks > 1) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format("{} is a plan for {} ranks (plan --ranks), and --plan is for one process; under mpirun the "
-                      "ranks make their own",
-                      options.plan->string(), request.optimizer.ranks));
+    const int planned = request.optimizer.ranks, here = ranks_of(options);
+    if (planned != here) {
+      const auto of = [](int ranks) { return ranks > 1 ? fmt::format("{} ranks", ranks) : std::string("one process"); };
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} is a plan for {}, but {} here; {}", options.plan->string(), of(planned),
+                              here > 1 ? fmt::format("there are {} ranks", here) : "there is one process",
+                              planned > 1 ? fmt::format("start them with `mpirun -n {}`", planned)
+                                          : fmt::format("make one with `plimsoll plan --ranks {} --save`", here)));
     }
-    if (request.model != options.model || request.input.batch != options.batch) {
+    const int64_t batch = request.input.batch * planned;
+    if (request.model != options.model || batch != options.batch) {
       throw Error(ErrorCode::invalid_input,
                   fmt::format("{} is a plan for {} with batch {}, not for {} with batch {}", options.plan->string(),
-                              request.model, request.input.batch, options.model, options.batch));
+                              request.model, batch, options.model, options.batch));
     }
   }
   return beginning;

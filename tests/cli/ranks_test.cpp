@@ -207,6 +207,47 @@ TEST_F(RanksCli, DividedStatesAreSavedWholeAndGiveTheSameWeights) {
   EXPECT_EQ(weights.size(), 1u);
 }
 
+TEST_F(RanksCli, RunASavedPlanOfAsMany) {
+  const Outcome usual = run_ranks(2, kShort + std::string("--batch 32 --steps 5 --json -"));
+  ASSERT_EQ(usual.code, 0) << usual.err;
+  const std::string planning = "plan lenet --data digits --batch 32 --memory 64MiB --exact --threads 1 --save ";
+  const std::string file = path("two.json");
+  ASSERT_EQ(run(planning + file + " --ranks 2 --zero 3").code, 0);
+  const std::string train = "train --costs estimated --evaluate-every 0 --steps 5 --json - --plan ";
+  const Outcome planned = run_ranks(2, train + file);
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  EXPECT_EQ(planned.lines()[0].at("zero_stage"), 3);
+  EXPECT_EQ(last_json(planned.out).at("weights_sha256"), last_json(usual.out).at("weights_sha256"));
+  const auto refused = [&](int ranks, const std::string& flags, const std::string& why) {
+    const Outcome outcome = run_ranks(ranks, train + flags);
+    EXPECT_EQ(count(outcome.err, why), 1) << outcome.err;
+    EXPECT_TRUE(outcome.out.empty()) << outcome.out;
+  };
+  refused(4, file, "is a plan for 2 ranks, but there are 4 ranks here");
+  refused(2, file + " --batch 64", "is a plan for lenet with batch 32, not for lenet with batch 64");
+  refused(2, file + " --zero 1", "was made with --zero 3, which --zero 1 cannot change");
+  const std::string alone = path("one.json");
+  ASSERT_EQ(run(planning + alone).code, 0);
+  refused(2, alone, "is a plan for one process, but there are 2 ranks here");
+}
+
+TEST_F(RanksCli, MeasureTheLinkAndKernelsAheadOfTraining) {
+  const Outcome alone = run_ranks(2, "profile --again --json -");
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  ASSERT_EQ(alone.lines().size(), 1u) << alone.out;
+  const json link = alone.lines()[0].at("link");
+  EXPECT_EQ(link.at("ranks"), 2);
+  EXPECT_GT(link.at("gb_per_s"), 0.0);
+  const Outcome network = run_ranks(2, "profile mlp --batch 32 --image-size 8 --threads 1 --json -");
+  ASSERT_EQ(network.code, 0) << network.err;
+  ASSERT_EQ(network.lines().size(), 1u) << network.out;
+  EXPECT_GT(network.lines()[0].at("measured"), 0);
+  EXPECT_GT(network.lines()[0].at("step_time_ms"), 0.0);
+  const Outcome odd = run_ranks(2, "profile mlp --batch 33 --image-size 8");
+  EXPECT_EQ(count(odd.err, "--batch 33 cannot be divided equally among 2 ranks"), 1) << odd.err;
+  EXPECT_EQ(count(run_ranks(2, "profile --export " + path("costs.json")).err, "--export: with one process only"), 1);
+}
+
 TEST_F(RanksCli, APlanForSeveralRanksNeedsNoneOfThem) {
   const std::string plan = "plan resnet20 --batch 32 --ranks 4 --json - ";
   const json whole = last_json(run(plan).out);
@@ -226,7 +267,7 @@ TEST_F(RanksCli, APlanForSeveralRanksNeedsNoneOfThem) {
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
   const Outcome alone = run("train resnet20 --data digits --batch 8 --plan " + file);
   EXPECT_EQ(alone.code, 2);
-  EXPECT_THAT(alone.err, HasSubstr("is a plan for 4 ranks"));
+  EXPECT_THAT(alone.err, HasSubstr("is a plan for 4 ranks, but there is one process here"));
   for (const std::string wrong : {"--ranks 0", "--ranks 5", "--ranks 2 --zero 4", "--ranks 2 --link-bandwidth 0",
                                   "--ranks 2 --link-latency -1", "--ranks 2 --inter-op 2"}) {
     EXPECT_EQ(run("plan resnet20 --batch 32 " + wrong).code, 2) << wrong;
