@@ -66,6 +66,8 @@ class Form:
 
     def __init__(self, captured: Captured, converted: Converted, first: Optional["Form"] = None):
         self.captured, self.converted = captured, converted
+        own = {**captured.buffers, **captured.parameters}  # may be in other memory soon: nobody is to keep what they have now
+        converted.values = {name: value for name, value in converted.values.items() if name not in own}
         kind = "training" if captured.training else "evaluation"
         self.section = converted.document[kind]
         self._fed: dict[str, Tensor] = {}

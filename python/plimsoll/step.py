@@ -12,6 +12,7 @@ own, and the others are brought up to date when somebody asks for them.
 
 from __future__ import annotations
 
+import collections
 import gc
 import hashlib
 import itertools
@@ -35,6 +36,7 @@ from .values import has_values
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible
+from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
 from .sync_batch_norm import has_sync_batch_norm
 from .unseen import refuse_unseen
@@ -131,8 +133,8 @@ class Step:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
                  groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
-                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None):
-        self._number, self._ranks = next(_numbers), ranks
+                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None):
+        self._number, self._ranks, self._files = next(_numbers), ranks, files
         if ranks is not None:
             ranks.expect_same(told or {})
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
@@ -172,6 +174,7 @@ class Step:
         self._needs = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._modes = [(name, m, m.training or not model.training) for name, m in model.named_modules()]
         self._push()
+        give_memory_back()
         hook, of_module = _Hook(self), _Hook(self, "_sync_module")
         self._hooks = [
             model.register_state_dict_pre_hook(of_module),
@@ -273,6 +276,7 @@ class Step:
             with untouched():
                 for name in self._read:
                     self._set(name, tensors[name])
+                    self._rest(tensors[name])
         loaded, self._loaded = self._loaded, False
         self._read.clear()
         return loaded
@@ -456,6 +460,7 @@ class Step:
                     tensor.data = view.view(tensor.shape)
                 else:
                     hold(tensor, self, name)
+                    self._rest(tensor)
         if not with_optimizer:
             return
         number = 0
@@ -498,6 +503,7 @@ class Step:
                 view = self._view(name)
                 if name not in left and (view is None or tensor.data_ptr() != view.data_ptr()):
                     tensor.copy_(self._get(name).reshape(tensor.shape))
+                    self._rest(tensor)
 
     def _read_optimizer(self, left: set[str]) -> None:
         for name, parameter in self._captured.parameters.items():
@@ -507,7 +513,7 @@ class Step:
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
-                state[theirs] = (self._get(core_name) if view is None else view).reshape(parameter.shape)
+                state[theirs] = (self._kept(self._get(core_name)) if view is None else view).reshape(parameter.shape)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
 
@@ -518,12 +524,34 @@ class Step:
             for tensor in self._own().values():
                 let_go(tensor, self)
                 if tensor.data_ptr() in ours:
-                    tensor.data = tensor.data.clone()
+                    tensor.data = self._copied(tensor.data)
         for parameter in self._captured.parameters.values():
             state = self._optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.data_ptr() in ours:
-                    state[key] = value.clone()
+                    state[key] = self._copied(value)
+
+    def _kept(self, value: Tensor) -> Tensor:
+        """A tensor that nobody else has, where large ones of the module's may lie."""
+        copy = self._in_file(value)
+        return value if copy is None else copy
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        copy = self._in_file(tensor)
+        return tensor.clone() if copy is None else copy
+
+    def _in_file(self, tensor: Tensor) -> Optional[Tensor]:
+        """A copy there; None where it is to lie in memory, or the folder is gone, or full."""
+        if self._files is None or not self._files.takes(tensor):
+            return None
+        try:
+            return self._files.copy_of(tensor)
+        except OSError:
+            return None
+
+    def _rest(self, tensor: Tensor) -> None:
+        if self._files is not None:
+            self._files.rest(tensor)
 
     def _get(self, name: str) -> Tensor:
         return torch.from_numpy(self._core.state(name))
@@ -636,7 +664,8 @@ def compile(
     Batches of other shapes than the example's get a plan of their own when the first comes, in the same memory; ``shapes`` are
     examples of those that need more of it than ``example`` does. ``memory`` is the arena's, in which all tensors and workspaces
     lie; with ``memory_is="process"`` it is the whole process's: what it holds now (PyTorch, the model), what the step takes beside the
-    arena, and the arena in what is left. What the process takes later for other things is not known here. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
+    arena, and the arena in what is left. What the process takes later for other things is not known here. With ``spill="DIR:SIZE"`` tensors of the
+    step may lie in that folder, and so do, in files of their own, those of the module that the arena has not. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
 
     With ``fallback="torch"`` PyTorch computes inside the step what Plimsoll has no op for. Inputs and results of such an operator lie
@@ -663,11 +692,6 @@ def compile(
         _expect_values(model)
         captured, converted, groups = _captured(model, optimizer, loss, largest, outputs, call, fallback)
         synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
-        options = _core_options(
-            optimizer, groups, accumulate, clip_grad_norm, synchronised, memory=memory, host_memory=host_memory, spill=spill,
-            memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
-            threads=threads, device=device, costs=costs, zero=zero,
-        )
 
         def capture_as(batch: Any, training: bool) -> Captured:
             return capture(model, loss, batch, outputs=outputs, call=call, training=training, fallback=fallback is not None)
@@ -678,11 +702,34 @@ def compile(
             if key_of(batch) not in dict(forms):
                 other = capture_as(batch, True)
                 forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+        folder = folder_of(spill)
+        files = None if folder is None else Files(folder)
+        if files is not None:
+            taken.extend(take_in(files, _alone(model)))
+        options = _core_options(
+            optimizer, groups, accumulate, clip_grad_norm, synchronised, memory=memory, host_memory=host_memory, spill=spill,
+            memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
+            threads=threads, device=device, costs=costs, zero=zero,
+        )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options)
+            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options), files
         )
 
-    return (prepared() if ranks is None else ranks.together(prepared))()
+    taken: list[Tensor] = []
+    try:
+        return (prepared() if ranks is None else ranks.together(prepared))()
+    except BaseException:
+        bring_back(taken)
+        raise
+
+
+def _alone(model: nn.Module) -> list[Tensor]:
+    """Its tensors that are nobody else's: no other step's, and not in the memory of another of them."""
+    tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    with untouched():
+        others = {id(tensor) for steps in list(_steps.values()) for step in steps for tensor in step._own().values()}
+        places = collections.Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+        return [t for number, t in tensors.items() if number not in others and places[t.untyped_storage().data_ptr()] == 1]
 
 
 _OF_EACH = ("memory", "host_memory", "spill", "held_bytes")  # options that need not be the same on all ranks
@@ -728,15 +775,19 @@ def _captured(model, optimizer, loss, example, outputs, call, fallback):
     return captured, converted, groups
 
 
-def _held(model: nn.Module, memory_is: str) -> Optional[int]:
-    """What the process holds already, and what it will for a model that has no values yet."""
+def _held(model: nn.Module, memory_is: str, on_disk: Sequence[Tensor] = ()) -> Optional[int]:
+    """What the process holds already, and what it will for a model that has no values yet; without those tensors."""
     if memory_is != "process":
         return None
     gc.collect()
+    away = {id(tensor) for tensor in on_disk}
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     tensors = [*model.parameters(), *model.buffers()]
-    return resident + sum(t.numel() * t.element_size() for t in tensors if t.is_meta)
+    with untouched():
+        coming = sum(t.numel() * t.element_size() for t in tensors if t.is_meta and id(t) not in away)
+        going = sum(t.numel() * t.element_size() for t in on_disk if not t.is_meta and t.untyped_storage().filename is None)
+    return resident + coming - going
 
 
 def _on_device_of(model: nn.Module, example: Any) -> Any:
@@ -778,7 +829,7 @@ def fits(
     _, converted, groups = _captured(model, optimizer, loss, plain(example), None, call, fallback)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, has_sync_batch_norm(model, converted.document, ranks > 1), memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
-        held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
+        held_bytes=_held(model, memory_is, of_those(_alone(model)) if folder_of(spill) else ()), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
         ranks=ranks, zero=zero,
     )
     return json.loads(_core.fits(json.dumps(converted.document), options))
