@@ -69,7 +69,7 @@ class Part:
     def command(self, options):
         """What would measure this part again."""
         flags = [f"--{flag} {getattr(options, flag):g}" for flag, usual in DEFAULTS.items() if self.repeated and getattr(options, flag) != usual]
-        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "transformers", "networks", "tight"))
+        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "transformers", "sequences", "curve", "billion-python", "networks", "tight", "ranks"))
         return " ".join(["bench/bench.py", self.name, *flags])
 
     def seconds(self, options):
@@ -543,6 +543,42 @@ def billion(o, tokens, budget):
     return [{"tokens": int(tokens), "budget": plan["budget_bytes"], "step_ms": done["step_time_ms"], "predicted_ms": plan["step_time_ms"],
              "lower_bound_ms": plan["lower_bound_ms"], "measured_peak": done["peak_bytes"], "process_peak": done["process_peak_bytes"],
              "disk_bytes": plan["offload_bytes"] + plan["prefetch_bytes"], "tiers": plan["tiers"], "recompute_steps": plan["recompute_steps"]}]
+
+
+MEMORY_CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))  # versions 1 and 2
+
+
+@contextlib.contextmanager
+def memory_limit(most):
+    """A command that runs what follows it within so many bytes, by the kernel: it kills what needs more. Its page cache counts, and is given back first."""
+    for root, file in MEMORY_CGROUPS:
+        group = pathlib.Path(root, f"plimsoll-bench-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+        if (group / file).exists():
+            break
+    else:
+        raise RuntimeError("the kernel limits no group of processes here (a memory cgroup that one may make, as root)")
+    try:
+        (group / file).write_text(str(most))
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        group.rmdir()
+
+
+@part("billion-python", 15, [(model, way) for model in ("llama-1b-lora", "llama-1b") for way in ("plimsoll", "eager")], [("llama-125m", "plimsoll")])
+def billion_python(o, model, way):
+    """Hugging Face's Llama with 1.2 billion parameters where the kernel gives the process 6 GiB: LoRA, and all parameters; against PyTorch (eager)."""
+    if not o.torch:
+        raise RuntimeError("the part `billion-python` needs --torch PYTHON: a Python program that has torch, transformers, peft, nanobind and scikit-build-core")
+    environment = {**os.environ, "PYTHONPATH": str(package(o.torch)), "TRANSFORMERS_VERBOSITY": "error"}
+    limit = 6 << 30
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder, memory_limit(limit) as limited:
+        flags = ["--memory", "5600MiB", "--memory-is", "process", "--spill", f"{folder}:24GiB"] * (way == "plimsoll")
+        done = run([*limited, o.torch, "-W", "ignore", ROOT / "bench/peers/transformers_bench.py", model, 1, way, "--steps", 2, *flags], env=environment)
+    killed = {"error": "killed by the kernel: it needs more"} if done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL) else None
+    told = killed or (lines(done.stdout) or [{"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}])[-1]
+    return [{"model": model, "way": way, "limit_bytes": limit, "tokens": 512, **told}]
 
 
 LONG = ("nanogpt", "llama", "t5", "bert_cls", "lstm", "timm_convnextv2", "unet_bn", "unet_gn", "shufflenet")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps of Hugging Face's networks at their real sizes, AdamW, fp32, on random data: by PyTorch or by plimsoll.compile.
 
-    transformers_bench.py gpt2|bert|vit-b16|llama-125m BATCH eager|compiled|plimsoll [--memory SIZE] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N]
+    transformers_bench.py gpt2|bert|vit-b16|llama-125m|llama-1b|llama-1b-lora BATCH eager|compiled|plimsoll [--memory SIZE] [--memory-is arena|process] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N]
 
 Prints one line of JSON: {"step_ms": [...], "losses": [...], "peak_bytes": the largest resident size less what the process had before the
 model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. The first two steps are not among step_ms. What fails is a
@@ -49,7 +49,22 @@ def llama(batch, length=512):
     return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes)), tokens(batch, length, 32000)
 
 
-MODELS = {"gpt2": gpt2, "bert": bert, "vit-b16": vit, "llama-125m": llama}
+def llama_1b(batch, length=512):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=24, num_attention_heads=32, num_key_value_heads=4,
+                 max_position_embeddings=max(1024, length))
+    return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes)), tokens(batch, length, 32000)
+
+
+def llama_1b_lora(batch, length=512):
+    from peft import LoraConfig, get_peft_model
+
+    model, given = llama_1b(batch, length)
+    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])), given
+
+
+MODELS = {"gpt2": gpt2, "bert": bert, "vit-b16": vit, "llama-125m": llama, "llama-1b": llama_1b, "llama-1b-lora": llama_1b_lora}
 
 
 def resident(field):
@@ -57,7 +72,7 @@ def resident(field):
 
 
 def by_pytorch(model, batch, compiled):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
     run = torch.compile(model) if compiled else model
 
     def step():
@@ -73,10 +88,11 @@ def by_pytorch(model, batch, compiled):
 def by_plimsoll(model, batch, args):
     import plimsoll
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    limits = {"memory": args.memory, "host_memory": args.host_memory, "spill": args.spill}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    limits = {"memory": args.memory, "memory_is": args.memory_is, "host_memory": args.host_memory, "spill": args.spill}
     step = plimsoll.compile(model, optimizer, example=batch, progress=False, **{name: limit for name, limit in limits.items() if limit})
-    return lambda: step(batch), lambda: {"arena_bytes": step.plan["measured_peak_bytes"], "predicted_ms": step.plan["step_time_ms"]}
+    return lambda: step(batch), lambda: {"arena_bytes": step.plan["measured_peak_bytes"], "predicted_ms": step.plan["step_time_ms"],
+                                         "lower_bound_ms": step.plan.get("lower_bound_ms")}
 
 
 def main():
@@ -84,7 +100,7 @@ def main():
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("batch", type=int)
     parser.add_argument("way", choices=("eager", "compiled", "plimsoll"))
-    for limit in ("--memory", "--host-memory", "--spill"):
+    for limit in ("--memory", "--memory-is", "--host-memory", "--spill"):
         parser.add_argument(limit)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens", type=int, help="of a sequence")
@@ -104,7 +120,7 @@ def main():
             step_ms.append((time.perf_counter() - start) * 1000)
         if not statistics.fmean(losses) > 0:
             raise ArithmeticError(f"the losses are {losses}: these times would mean nothing")
-        print(json.dumps({"step_ms": step_ms[2:], "first_step_s": step_ms[0] / 1000, "losses": losses, "peak_bytes": resident("VmHWM") - before,
+        print(json.dumps({"step_ms": step_ms[2:], "first_step_s": step_ms[0] / 1000, "losses": losses, "peak_bytes": resident("VmHWM") - before, "process_bytes": resident("VmHWM"),
                           "threads": torch.get_num_threads(), "torch": torch.__version__, "transformers": transformers.__version__,
                           "preloaded": os.environ.get("LD_PRELOAD", ""), **told()}))
     except Exception as error:
