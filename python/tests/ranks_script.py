@@ -17,7 +17,7 @@ import plimsoll
 import plimsoll.ranks
 
 torch.set_num_threads(1)
-LIMITS = dict(threads=1, costs="estimated", progress=False, exact=True, timeout=60)
+LIMITS = dict(threads=1, costs="estimated", progress=False, exact=True, timeout=60, device=os.environ.get("PLIMSOLL_TEST_DEVICE", "cpu"))
 RANK, SIZE = plimsoll.rank(), plimsoll.world_size()
 PART = 4  # samples of each rank
 
@@ -74,7 +74,7 @@ def plain(folder: Path):
     losses = [step(batch(i)) for i in range(4)]
     if RANK == 0:
         torch.save(model.state_dict(), folder / "plain.pt")
-    return {"losses": losses, "weights": weights(model), "transport": step._ranks.transport}
+    return {"losses": losses, "weights": weights(model), "transport": step._ranks.transport, "device": step.plan["device"]}
 
 
 def stages(folder: Path):

@@ -193,6 +193,22 @@ def test_one_rank_may_evaluate_alone(two):
     assert first["weights"] == second["weights"]
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_ranks_have_a_gpu_each(tmp_path, launcher, monkeypatch):
+    fake = Path(__file__).parents[2] / "build/test/libplimsoll_cuda_fake.so"  # stands for CUDA and NCCL
+    if not fake.exists():
+        pytest.skip("the module that stands for CUDA is not built; ./test does it")
+    (tmp_path / "meet").mkdir()
+    for name, value in {"CUDA_MODULE": fake, "FAKE_DEVICES": 2, "FAKE_NCCL": tmp_path / "meet", "TEST_DEVICE": "cuda"}.items():
+        monkeypatch.setenv(f"PLIMSOLL_{name}", str(value))
+    results = started(launcher, 2, tmp_path, "plain", "stages")
+    assert_as_one_process(results, "plain", tmp_path / "plain.pt", drawn(network), [PART] * 4)
+    assert {result["plain"]["device"] for result in results} == {"cuda:0"}, "the first's plan; two ranks on one GPU are refused"
+    told = [stage for result in results for stage in result["stages"].values()]
+    assert len({stage["weights"] for stage in told}) == 1 and len({stage["states"] for stage in told}) == 1
+    assert results[0]["stages"]["3"]["divided"]
+
+
 def test_both_launchers_give_the_same_bits(tmp_path):
     weights = set()
     for launcher in ("mpirun", "torchrun"):

@@ -83,10 +83,6 @@ constexpr LinkInfo kAssumedLink{.latency_us = 50, .gb_per_s = 1.25};
 
 // The options of one of several ranks: its batches are its part of all.
 TrainOptions options_of(TrainOptions options, const Network& network) {
-  if (ranks_of(options) > 1 && options.device != "cpu") {
-    throw Error(ErrorCode::unsupported,
-                "device '" + options.device + "': from Python, several ranks train on cpu only");
-  }
   options.batch = rows_of(network) * ranks_of(options);
   options.model = network.graph.name;
   options = options_of_rank(std::move(options));
