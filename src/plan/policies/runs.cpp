@@ -1,13 +1,16 @@
 #include "plan/policies/runs.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "plan/assemble.h"
 #include "plan/bounds.h"
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
+#include "plan/remat/placed_search.h"
 #include "plan/remat/search.h"
 #include "plan/simulate.h"
 
@@ -20,7 +23,10 @@ constexpr int64_t kLeastStep = 256;             // it is found to this part of i
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
-constexpr int64_t kFull = 32;  // what is below the budget by more than this part may become fuller
+constexpr int64_t kPlacedEffort = 8, kPlacedEffortOfStep = 6'000'000;  // times that of runs, no more than by steps
+constexpr int64_t kPercentWithRoom = 97;
+constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
+constexpr int64_t kFull = 32;                // what is below the budget by more than this part may become fuller
 constexpr double kNearTheFirst = 2e-4;
 constexpr int kMostInVain = 4;                         // of these that find nothing within the budget
 constexpr int64_t kMuchRunEffort = 10'000'000;         // where many of them are worth it
@@ -51,10 +57,21 @@ class RunPlanner {
   }
 
   PlanOrInfeasible plan() {
+    const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort);
+    const bool with_places = many_ && has_plain_places(timeline_) && !has_room_for(found);
+    const bool both = timeline_.steps.size() <= kStepsTriedWithLess;
+    if (with_places && !both) plan_with_places(found.sequence);
+    if (!best_) plan_within_less(found);
+    if (with_places && both) plan_with_places(found.sequence);
+    if (best_) return *std::move(best_);
+    return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
+  }
+
+ private:
+  void plan_within_less(FoundRuns found) {
     const int rounds = !many_                                      ? kRunSearches
                        : timeline_.steps.size() > kStepsPlacedWell ? kSomeRunSearches
                                                                    : kManyRunSearches;
-    FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort);
     const double near_ms =
         timeline_.compute_ms * (1 + kNearTheFirst) + found.again_ms;  // where nothing lies between offsets
     for (int i = 0, in_vain = 0; in_vain < kMostInVain; ++i) {
@@ -91,12 +108,42 @@ class RunPlanner {
       scheduler_.follow(decisions_, found.sequence, schedule_);
       PlanOrInfeasible answer = finish_plan(quick_, timeline_, decisions_, schedule_, "auto");
       if (Plan* plan = std::get_if<Plan>(&answer)) best_ = std::move(*plan);
+      if (best_) predict(quick_, *best_);
+      if (best_) quick_.faster_than_ms = best_->predicted.step_time_ms;
     }
-    if (best_) return *std::move(best_);
-    return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
   }
 
- private:
+  // Whether the offsets of these runs need no more than the budget.
+  bool has_room_for(const FoundRuns& found) {
+    scheduler_.follow(decisions_, found.sequence, schedule_);
+    if (found.peak > input_.budget.count) return false;
+    return make_plan(quick_, timeline_, decisions_, schedule_, "auto").arena <= input_.budget;
+  }
+
+  // By offsets that are looked for together with the runs: from those that were found, and from some with room to spare.
+  void plan_with_places(const Sequence& found) {
+    Bytes states;
+    for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
+    const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
+    const std::vector<Sequence> starts{found, find_runs(timeline_, less, input_.run_effort / 2).sequence};
+    const PlacedRuns placed =
+        place_runs(timeline_, (input_.budget - states).count, starts,
+                   std::min(kPlacedEffort * input_.run_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)));
+    if (!placed.fits) return;
+    scheduler_.follow(decisions_, placed.sequence, schedule_);
+    if (time_of(timeline_, {}, schedule_).total_ms >= quick_.faster_than_ms) return;
+    std::map<std::pair<int32_t, RunSet::Run>, Bytes> offset_of;
+    for (const PlacedRuns::Item& item : placed.items) offset_of[{item.value, item.first}] = {item.offset};
+    KnownOffsets known;
+    for (const Residence& r : schedule_.residences)
+      known.residences.push_back(offset_of[{r.value, r.written < 0 ? -1 : placed.runs[r.written]}]);
+    for (const RunSet::Run run : placed.runs) known.workspaces.push_back(offset_of[{-1, run}]);
+    Plan plan = make_plan(quick_, timeline_, decisions_, schedule_, "auto", {}, &known);
+    predict(quick_, plan);
+    quick_.faster_than_ms = plan.predicted.step_time_ms;
+    best_ = std::move(plan);
+  }
+
   void tighten(const Plan& plan, const Sequence& sequence) {
     std::vector<int32_t> stage_of;  // by step of the plan
     std::vector<bool> ran(timeline_.steps.size(), false);

@@ -161,8 +161,7 @@ void RunChanges::drop(int32_t v, int32_t stage) {
 
 // Runs the step again in the stage, with what it reads and is not there, or that stays for it.
 void RunChanges::add(int32_t step, int32_t stage, int depth) {
-  if (depth > 60 || more_ms_ > most_ms_ || !set_.may_run(step, stage) || set_.runs(step, stage) ||
-      changed(step, stage))
+  if (depth > 60 || more_ms_ > most_ms_ || !set_.may_run(step, stage) || set_.runs(step, stage) || changed(step, stage))
     return;
   change(step, stage);
   const RunSet::Run run = set_.run_of(step, stage);
