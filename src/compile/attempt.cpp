@@ -55,18 +55,6 @@ Route route_of(const Graph& graph, const CompileOptions& options) {
   return advance_gathers(graph, delay_updates(graph, make_route(graph), in_flight), in_flight);
 }
 
-// Whether an op may write over what it reads through a view. Timelines leave that out, policies that keep everything do it.
-bool overwrites_views(const Graph& graph) {
-  for (const Op& op : graph.ops()) {
-    if (!op.type->in_place || op.type->is_view) continue;
-    for (const InPlace& pair : op.type->in_place(graph, op)) {
-      const OpId producer = graph.tensor(op.inputs.at(pair.input)).producer;
-      if (producer.valid() && graph.op(producer).type->is_view) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 std::string identity(const LaidOut& laid) {
@@ -102,7 +90,6 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
 }
 
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  if (overwrites_views(laid.graph)) return {};
   const Route route = route_of(laid.graph, options);
   const PolicyInput input =
       input_for(laid.graph, route, laid.layouts.kernels, device, costs, options, {options.policy});

@@ -49,7 +49,7 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 // The offsets of the plan that is taken of many that were made `only_to_fit`.
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 
-// No plan by these kernels in the order of the route needs less; 0 where that is not known.
+// No plan by these kernels in the order of the route needs less.
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 // No plan of the attempt's steps within the budget takes less. `effort`: things looked at.

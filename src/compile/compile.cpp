@@ -313,6 +313,11 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
   return program;
 }
 
+// The least memory that is known to be enough, where it was asked for: also that of the plan itself.
+std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program) {
+  return minimum ? std::min(*minimum, program.plan->arena) : minimum;
+}
+
 // No plan has a smaller arena: each op has room there, and all states that the tiers have no room for.
 Bytes least_arena(const Graph& graph, const Device& device, const CompileOptions& options) {
   const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
@@ -336,7 +341,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                          network.graph.op_count() > kManyOps, lower_bound, minimum);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
   return result;
 }
 
@@ -564,7 +569,7 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
                          },
                          options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
   return result;
 }
 

@@ -10,6 +10,11 @@
 #include <random>
 
 #include "fuzz/cost_graph_seed.h"
+#include "plan/assemble.h"
+#include "plan/bounds.h"
+#include "plan/policy.h"
+#include "plan/remat/time_bound.h"
+#include "plan/value_timeline.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -302,60 +307,66 @@ TEST(CostGraph, OfRandomProblemsIsPlannedAsToldByHand) {
   }
 }
 
-// All that our format knows, at random: what the reader lets through has a plan that is safe, or none.
+// All that our format knows, at random; much of it is refused.
+json random_file(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  json file{{"format", "plimsoll cost graph"},
+            {"version", 1},
+            {"sources", json::array()},
+            {"ops", json::array()},
+            {"keep", json::array()}};
+  std::vector<std::string> names;
+  std::map<std::string, int64_t> bytes;
+  const auto add = [&](const std::string& name, int64_t size) {
+    names.push_back(name);
+    bytes[name] = size;
+  };
+  for (int64_t i = below(4); i >= 0; --i) {
+    const std::string name = fmt::format("s{}", i);
+    file["sources"].push_back(
+        {{"name", name}, {"bytes", 64 * (1 + below(2))}, {"role", below(3) > 0 ? "parameter" : "input"}});
+    add(name, file["sources"].back()["bytes"]);
+  }
+  for (int64_t i = 0; i < 3 + below(8); ++i) {
+    json op{{"name", fmt::format("n{}", i)},
+            {"ms", below(5)},
+            {"inputs", json::array()},
+            {"outputs", json::array()},
+            {"again", below(5) > 0}};
+    for (int64_t e = below(3); e >= 0; --e)
+      op["inputs"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+    const std::string first = op["inputs"][0];
+    if (below(6) == 0) {
+      op["inputs"] = {first};
+      op["view"] = true;
+      op.erase("ms");
+    }
+    for (int64_t o = op.contains("view") ? 0 : below(2); o >= 0; --o) {
+      json output{{"name", fmt::format("n{}.{}", i, o)}, {"bytes", bytes[first]}};
+      const int64_t how = op.contains("view") ? 0 : below(6);
+      if (how == 1) output["may_overwrite"] = {first};
+      if (how >= 4) output["must_overwrite"] = first;
+      if (how == 5) output["once"] = true;
+      if (how >= 4) {
+        for (json& source : file["sources"]) {
+          if (source["name"] == first || source.value("next", "") == first) source["next"] = output["name"];
+        }
+      }
+      op["outputs"].push_back(output);
+    }
+    for (const json& output : op["outputs"]) add(output["name"], output["bytes"]);
+    file["ops"].push_back(op);
+  }
+  for (int64_t k = below(3); k > 0; --k) file["keep"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+  return file;
+}
+
+// What the reader lets through has a plan that is safe, or none.
 TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
   int planned_ones = 0, refused_ones = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
-    std::mt19937_64 random(seed);
-    const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
-    json file{{"format", "plimsoll cost graph"},
-              {"version", 1},
-              {"sources", json::array()},
-              {"ops", json::array()},
-              {"keep", json::array()}};
-    std::vector<std::string> names;
-    std::map<std::string, int64_t> bytes;
-    const auto add = [&](const std::string& name, int64_t size) {
-      names.push_back(name);
-      bytes[name] = size;
-    };
-    for (int64_t i = below(4); i >= 0; --i) {
-      const std::string name = fmt::format("s{}", i);
-      file["sources"].push_back(
-          {{"name", name}, {"bytes", 64 * (1 + below(2))}, {"role", below(3) > 0 ? "parameter" : "input"}});
-      add(name, file["sources"].back()["bytes"]);
-    }
-    for (int64_t i = 0; i < 3 + below(8); ++i) {
-      json op{{"name", fmt::format("n{}", i)},
-              {"ms", below(5)},
-              {"inputs", json::array()},
-              {"outputs", json::array()},
-              {"again", below(5) > 0}};
-      for (int64_t e = below(3); e >= 0; --e)
-        op["inputs"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
-      const std::string first = op["inputs"][0];
-      if (below(6) == 0) {
-        op["inputs"] = {first};
-        op["view"] = true;
-        op.erase("ms");
-      }
-      for (int64_t o = op.contains("view") ? 0 : below(2); o >= 0; --o) {
-        json output{{"name", fmt::format("n{}.{}", i, o)}, {"bytes", bytes[first]}};
-        const int64_t how = op.contains("view") ? 0 : below(6);
-        if (how == 1) output["may_overwrite"] = {first};
-        if (how >= 4) output["must_overwrite"] = first;
-        if (how == 5) output["once"] = true;
-        if (how >= 4) {
-          for (json& source : file["sources"]) {
-            if (source["name"] == first || source.value("next", "") == first) source["next"] = output["name"];
-          }
-        }
-        op["outputs"].push_back(output);
-      }
-      for (const json& output : op["outputs"]) add(output["name"], output["bytes"]);
-      file["ops"].push_back(op);
-    }
-    for (int64_t k = below(3); k > 0; --k) file["keep"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+    const json file = random_file(seed);
     CostGraph costs;
     try {
       costs = cost_graph_from_json(file.dump());
@@ -375,6 +386,47 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
   }
   EXPECT_GT(planned_ones, 20);
   EXPECT_GT(refused_ones, 30);
+}
+
+// Views, and what may and what must be overwritten, at random: no plan by any policy is below what is proven.
+TEST(CostGraph, OfRandomFilesHasNoPlanBelowItsBounds) {
+  int plans = 0, tight = 0;
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    CostGraph costs;
+    try {
+      costs = cost_graph_from_json(random_file(seed).dump());
+    } catch (const Error&) {
+      continue;
+    }
+    const Route route = listed_route(costs.graph);
+    const CostTable table = costs_of(costs);
+    PolicyInput input{
+        .graph = costs.graph, .route = route, .kernels = costs.kernels, .costs = table, .device = {}, .explain = false};
+    const ValueTimeline timeline = make_timeline(input);
+    const int64_t least = least_live(timeline, false), most = keeping_everything(costs).count;
+    for (const Policy& policy : policies()) {
+      Bytes budget{std::max(2 * most, least)};
+      for (int i = 0; i < 5; ++i) {  // with what it took, and then with less
+        SCOPED_TRACE(fmt::format("seed {}, {} in {}", seed, policy.name, budget.count));
+        input.budget = budget;
+        PlanOrInfeasible answer = policy.plan(input);
+        Plan* plan = std::get_if<Plan>(&answer);
+        if (plan == nullptr) break;
+        predict(input, *plan);
+        ++plans;
+        tight += plan->arena.count == least ? 1 : 0;
+        EXPECT_GE(plan->arena.count, least);
+        for (const Bytes within : {plan->arena, budget}) {
+          EXPECT_LE(least_ms(timeline, {}, within.count), plan->predicted.step_time_ms * (1 + 1e-9));
+          EXPECT_LE(bound_time(timeline, {}, within.count, 200'000, kAnyTime),
+                    plan->predicted.step_time_ms * (1 + 1e-9));
+        }
+        budget = plan->arena - Bytes{i == 0 ? 0 : 1};
+      }
+    }
+  }
+  EXPECT_GT(plans, 1000);
+  EXPECT_GT(tight, 100);
 }
 
 }  // namespace

@@ -81,9 +81,7 @@ class Bounds {
       int64_t bytes = step.workspace;
       for (int32_t v : step.inputs) bytes += timeline_.values[v].bytes;
       for (int32_t v : step.outputs) {
-        const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(),
-                                          [&](const TimelineInPlace& pair) { return pair.output == v; });
-        if (!in_place) bytes += timeline_.values[v].bytes;
+        if (!may_take_a_place(step, v)) bytes += timeline_.values[v].bytes;
       }
       own_.push_back(bytes);
     }

@@ -13,13 +13,14 @@ namespace {
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-            const Schedule& schedule, std::optional<Bytes> roughly_below)
+            const Schedule& schedule, std::optional<Bytes> roughly_below, const KnownOffsets* known)
       : input_(input),
         graph_(input.graph),
         timeline_(timeline),
         decisions_(decisions),
         schedule_(schedule),
-        roughly_below_(roughly_below) {}
+        roughly_below_(roughly_below),
+        known_(known) {}
 
   Plan make(std::string_view policy) {
     plan_ = begin_plan(input_, policy);
@@ -86,6 +87,7 @@ class PlanMaker {
     const Bytes most{live.empty() ? 0 : *std::max_element(live.begin(), live.end())};
     const Bytes enough = roughly_below_ ? Bytes{} : enough_height(input_, {bottom}, most - Bytes{bottom});
     const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
+      if (known_ != nullptr) return known_placement(problem);
       PlacementOptions placing{.alignment = kStayAlignment,
                                .capacity = enough,
                                .effort = input_.placed_well ? input_.effort : std::min(input_.effort, kEffortOfMany),
@@ -101,6 +103,21 @@ class PlanMaker {
       return better.height < placement.height ? better : placement;
     };
     place_regions(input_, {bottom}, place, false, places_, plan_);
+  }
+
+  // In the order in which place_regions asks.
+  Placement known_placement(const std::vector<Buffer>& problem) const {
+    Placement placement;
+    for (size_t r = 0; r < schedule_.residences.size(); ++r) {
+      if (schedule_.residences[r].in_place_of < 0 && !places_[place_of_[r]].offset)
+        placement.offsets.push_back(known_->residences[r]);
+    }
+    for (size_t d = 0; d < plan_.steps.size(); ++d) {
+      if (plan_.steps[d].workspace.count > 0) placement.offsets.push_back(known_->workspaces[d]);
+    }
+    for (size_t i = 0; i < problem.size(); ++i)
+      placement.height = std::max(placement.height, placement.offsets.at(i) + problem[i].bytes);
+    return placement;
   }
 
   void add_stay(TensorId tensor, int32_t residence, int32_t first, int32_t last) {
@@ -215,6 +232,7 @@ class PlanMaker {
   const Decisions& decisions_;
   const Schedule& schedule_;
   const std::optional<Bytes> roughly_below_;
+  const KnownOffsets* const known_;
   Plan plan_;
   std::vector<ArenaRegion> places_;
   std::vector<int32_t> place_of_;  // by residence
@@ -224,8 +242,9 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy, std::optional<Bytes> roughly_below) {
-  return PlanMaker(input, timeline, decisions, schedule, roughly_below).make(policy);
+               const Schedule& schedule, std::string_view policy, std::optional<Bytes> roughly_below,
+               const KnownOffsets* known) {
+  return PlanMaker(input, timeline, decisions, schedule, roughly_below, known).make(policy);
 }
 
 }  // namespace plimsoll

@@ -29,7 +29,7 @@ class TimelineMaker {
 
  private:
   struct StepLists {
-    std::vector<int32_t> inputs, latest_first, outputs, recompute_inputs, recompute_outputs;
+    std::vector<int32_t> inputs, latest_first, outputs, recompute_inputs, recompute_outputs, over_views;
     std::vector<TimelineInPlace> in_place;
   };
 
@@ -114,9 +114,11 @@ class TimelineMaker {
       const Tensor &a = graph_.tensor(in), &b = graph_.tensor(out);
       if (!pair.required) {
         if (a.bytes() != b.bytes() || a.dtype != b.dtype || a.layout != b.layout) continue;
-        // Every mention of the value among the inputs must be one that this output may overwrite.
-        const bool all = mentions_allow(op, pairs, from, pair.output);
-        if (!all || graph_.tensor(timeline_.values[from].tensor).bytes() != b.bytes()) continue;
+        if (!mentions_allow(op, pairs, from, pair.output)) continue;
+        if (is_viewed(op, from) || graph_.tensor(timeline_.values[from].tensor).bytes() != b.bytes()) {
+          add_once(lists.over_views, to);
+          continue;
+        }
       }
       lists.in_place.push_back({from, to, pair.required});
     }
@@ -124,11 +126,10 @@ class TimelineMaker {
                      [](const TimelineInPlace& x, const TimelineInPlace& y) { return x.required > y.required; });
   }
 
+  // Whether this output may overwrite every mention of the value among the inputs.
   bool mentions_allow(const Op& op, const std::vector<InPlace>& pairs, int32_t value, int output) const {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (timeline_.value_of[op.inputs[i]] != value) continue;
-      // The verifier asks for the very tensor that the op mentions: a view of it does not count.
-      if (op.inputs[i] != timeline_.values[value].tensor) return false;
       const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
         return p.output == output && p.input == static_cast<int>(i);
       });
@@ -136,13 +137,18 @@ class TimelineMaker {
     }
     return true;
   }
+  // The verifier asks for the very tensor that the op mentions: a view of it does not count.
+  bool is_viewed(const Op& op, int32_t value) const {
+    return std::ranges::any_of(
+        op.inputs, [&](TensorId t) { return timeline_.value_of[t] == value && t != timeline_.values[value].tensor; });
+  }
 
   void pack_lists() {
     auto packed = std::make_shared<TimelineLists>();
     size_t numbers = 0, pairs = 0;
     for (const StepLists& lists : step_lists_) {
       numbers += lists.inputs.size() + lists.latest_first.size() + lists.outputs.size() +
-                 lists.recompute_inputs.size() + lists.recompute_outputs.size();
+                 lists.recompute_inputs.size() + lists.recompute_outputs.size() + lists.over_views.size();
       pairs += lists.in_place.size();
     }
     for (const std::vector<int32_t>& uses : uses_) numbers += uses.size();
@@ -161,6 +167,7 @@ class TimelineMaker {
       step.outputs = pack(packed->numbers, lists.outputs);
       step.recompute_inputs = pack(packed->numbers, lists.recompute_inputs);
       step.recompute_outputs = pack(packed->numbers, lists.recompute_outputs);
+      step.over_views = pack(packed->numbers, lists.over_views);
       step.in_place = pack(packed->in_place, lists.in_place);
     }
     for (size_t v = 0; v < uses_.size(); ++v) timeline_.values[v].uses = pack(packed->numbers, uses_[v]);
@@ -204,6 +211,11 @@ class TimelineMaker {
 };
 
 }  // namespace
+
+bool may_take_a_place(const TimelineStep& step, int32_t output) {
+  return std::ranges::find(step.in_place, output, &TimelineInPlace::output) != step.in_place.end() ||
+         std::ranges::find(step.over_views, output) != step.over_views.end();
+}
 
 ValueTimeline make_timeline(const PolicyInput& input) {
   return input.timeline ? *input.timeline : TimelineMaker(input).make();

@@ -47,12 +47,17 @@ struct TimelineStep {
   std::span<const int32_t> recompute_inputs, recompute_outputs;  // when it runs again: without running statistics
   std::span<const TimelineInPlace>
       in_place;  // pairs of one size and layout where the op allows it for every mention of the input
+  std::span<const int32_t>
+      over_views;  // outputs that may begin in bytes which are read through a view: liveness does it,
+                   // a schedule does not
   bool view = false;
   bool collective = false;  // all ranks run it together
   double ms = 0;
   bool estimated = false;  // the time
   int64_t workspace = 0;
 };
+// Whether the output may begin in the bytes of an input in some plan, by whatever policy: it then adds none at this step.
+bool may_take_a_place(const TimelineStep& step, int32_t output);
 
 // What the lists of values and steps lie in, side by side: a schedule looks at all of them, and is made often.
 struct TimelineLists {

@@ -8,6 +8,7 @@
 #include "plan/bounds.h"
 #include "plan/policies/policies.h"
 #include "plan/remat/evict.h"
+#include "plan/remat/placed_search.h"
 #include "plan/remat/search.h"
 #include "plan/remat/time_bound.h"
 #include "plan/schedule.h"
@@ -150,6 +151,67 @@ TEST(RunSearch, ImprovesKnownRunsWithinTheLimitsOfStages) {
     EXPECT_LE(faster.again_ms, start.again_ms * (1 + 1e-9));
   }
   EXPECT_GT(fitted, 5);
+}
+
+// No two items that meet share bytes, and there is one for each time that a value is in memory.
+void expect_placed(const ValueTimeline& timeline, const PlacedRuns& placed, int64_t room) {
+  for (size_t i = 0; i < placed.items.size(); ++i) {
+    const PlacedRuns::Item& a = placed.items[i];
+    EXPECT_GE(a.offset, 0);
+    EXPECT_EQ(a.offset % kStayAlignment, 0);
+    EXPECT_LE(a.offset + a.bytes, room);
+    for (size_t j = 0; j < i; ++j) {
+      const PlacedRuns::Item& b = placed.items[j];
+      const bool meet = a.first <= b.last && b.first <= a.last;
+      EXPECT_FALSE(meet && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes) << i << " and " << j;
+    }
+  }
+  RunSet runs(timeline, room);
+  runs.take(placed.sequence);
+  EXPECT_EQ(runs.sequence(), placed.sequence);
+  EXPECT_NEAR(runs.again_ms(), placed.again_ms, 1e-6);
+  size_t spans = 0;
+  for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
+    if (timeline.values[static_cast<size_t>(v)].state >= 0) continue;
+    for (const RunSet::Span& span : runs.spans_of(v)) {
+      ++spans;
+      EXPECT_TRUE(std::ranges::any_of(placed.items, [&](const PlacedRuns::Item& item) {
+        return item.value == v && item.first == span.first && item.last == span.last;
+      }));
+    }
+  }
+  for (const int32_t s : placed.sequence) spans += timeline.steps[static_cast<size_t>(s)].workspace > 0 ? 1 : 0;
+  EXPECT_EQ(spans, placed.items.size());
+}
+
+TEST(PlacedSearch, GivesAllThatIsInMemoryBytesOfItsOwnAndIsNeverWorseForMoreEffort) {
+  int fitted = 0;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    const CostInput costs(random_cost_graph(seed, 16 + static_cast<int>(seed)));
+    const PolicyInput input = costs.input();
+    ValueTimeline timeline = make_timeline(input);
+    if (seed % 2 == 0) timeline.steps[timeline.steps.size() / 2].workspace = 640;
+    ASSERT_TRUE(has_plain_places(timeline));
+    int64_t states = 0;
+    for (const TimelineValue& value : timeline.values) states += value.state >= 0 ? value.bytes : 0;
+    const int64_t budget = RunSet(timeline, 0).peak() * (60 + 2 * static_cast<int64_t>(seed)) / 100;
+    const FoundRuns known = find_runs(timeline, budget, 1'000'000);
+    const std::vector<Sequence> starts{known.sequence, find_runs(timeline, budget / 100 * 95, 1'000'000).sequence};
+    double before = kAnyTime;
+    for (const int64_t effort : {16'000'000, 48'000'000}) {
+      const PlacedRuns placed = place_runs(timeline, budget - states, starts, effort);
+      if (before < kAnyTime) {
+        ASSERT_TRUE(placed.fits);
+        EXPECT_LE(placed.again_ms, before);
+      }
+      if (!placed.fits) continue;
+      ++fitted;
+      before = placed.again_ms;
+      expect_placed(timeline, placed, budget - states);
+    }
+  }
+  EXPECT_GT(fitted, 10);
 }
 
 TEST(Policies, AutoFitsWhereAnyPolicyDoesAndIsNeverSlowerOnIrregularGraphs) {

@@ -125,9 +125,7 @@ class BoundProgram {
     int64_t bytes = what.workspace;
     for (int32_t v : what.inputs) bytes += bytes_of(v);
     for (int32_t v : what.outputs) {
-      const bool in_place = std::any_of(what.in_place.begin(), what.in_place.end(),
-                                        [&](const TimelineInPlace& pair) { return pair.output == v; });
-      if (!in_place) bytes += bytes_of(v);
+      if (!may_take_a_place(what, v)) bytes += bytes_of(v);
     }
     return bytes;
   }

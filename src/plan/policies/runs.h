@@ -1,0 +1,18 @@
+// auto's plans by a search over the runs of steps (plan/remat), where states and inputs lie in the arena and nothing is
+// copied.
+#pragma once
+
+#include <optional>
+
+#include "plan/policy.h"
+
+namespace plimsoll {
+
+// The fastest within the budget that is found; with much of PolicyInput::run_effort many offsets are tried.
+PlanOrInfeasible plan_by_runs(const PolicyInput& input);
+
+// The plan that needs the least arena of those that are found by halving, whatever the budget: nothing where none is
+// below `below`.
+std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below);
+
+}  // namespace plimsoll
