@@ -648,11 +648,15 @@ FusionOptions fusion_on(const Device& device, FusionOptions options) {
   const TensorId x = graph.add_source("x", {1, 1}, DType::f32, Role::input);
   const TensorId labels = graph.add_source("labels", {1}, DType::i64, Role::input);
   const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, x, labels});
-  try {
-    device.kernels(graph, graph.op(loss), LayoutFamily::plain);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    options.off.emplace_back("fuse_linear_cross_entropy");
+  const OpId layer = graph.add_op("PointwiseLinearForward", "layer", "layer", {x, x},
+                                  {{"expression", std::string("x0")}, {"operands", int64_t{1}}});
+  for (const auto& [op, pass] : {std::pair{loss, "fuse_linear_cross_entropy"}, {layer, "fuse_pointwise_linear"}}) {
+    try {
+      device.kernels(graph, graph.op(op), LayoutFamily::plain);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      options.off.emplace_back(pass);
+    }
   }
   return options;
 }

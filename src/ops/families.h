@@ -31,7 +31,8 @@ std::vector<OpType> matmul_ops();     // matmul.cpp
 std::vector<OpType> norm_ops();       // norm.cpp: layer norm, RMS norm, group norm
 std::vector<OpType> pad_ops();        // pad.cpp
 std::vector<OpType> permute_ops();    // permute.cpp
-std::vector<OpType> pointwise_ops();  // pointwise.cpp
+std::vector<OpType> pointwise_linear_ops();  // pointwise_linear.cpp: an expression and the linear layer behind it
+std::vector<OpType> pointwise_ops();         // pointwise.cpp
 std::vector<OpType> pool_ops();       // pool.cpp: max and average
 std::vector<OpType> random_ops();     // random.cpp: dropout, Bernoulli, RandomNormal
 std::vector<OpType> recurrent_ops();  // recurrent.cpp: LSTM, GRU and plain recurrent layers
@@ -70,6 +71,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     norm_ops,
     pad_ops,
     permute_ops,
+    pointwise_linear_ops,
     pointwise_ops,
     pool_ops,
     random_ops,

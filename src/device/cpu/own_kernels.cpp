@@ -14,7 +14,7 @@ std::vector<NamedFactory> PLIMSOLL_OWN_KERNELS() {
         loss_kernels,          pointwise_kernels,  recurrent_kernels, reduce_kernels,      update_kernels,
         lrn_kernels,           norm_kernels,       softmax_kernels,   random_kernels,      concat_kernels,
         pad_kernels,           permute_kernels,    resize_kernels,    take_kernels,        sort_kernels,
-        cumulative_sum_kernels}) {
+        cumulative_sum_kernels, pointwise_linear_kernels}) {
     for (const NamedFactory& factory : family()) all.push_back(factory);
   }
   return all;

@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "device/cpu/own_expression.h"
 #include "device/cpu/own_stretched.h"
 #include "device/cpu/own_vector.h"
 #include "ops/broadcast.h"
@@ -516,6 +517,15 @@ std::vector<KernelSpec> cast_specs(const Graph& graph, const Op& op, LayoutFamil
 }
 
 }  // namespace
+
+std::unique_ptr<Kernel> make_expression(const Expression& expression, size_t inputs, int64_t elements, int threads) {
+  Graph graph;
+  std::vector<TensorId> all;
+  for (size_t i = 0; i < inputs; ++i)
+    all.push_back(graph.add_source(fmt::format("x{}", i), {elements}, DType::f32, Role::input));
+  const OpId op = graph.add_op("Pointwise", "expression", "", all, {{"expression", to_string(expression)}});
+  return std::make_unique<PointwiseKernel>(graph, graph.op(op), threads);
+}
 
 std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_specs, make_own<CastKernel>}},
