@@ -5,8 +5,8 @@
 //   PointwiseLinearForward    x0[..,F], x1, .., w[D,F][, step, seed][, bias[D]]      ->  y[..,D]
 //   PointwiseLinearBackward   x0, x1, .., w[, step, seed], dy                        ->  [dx0][, dx1]..[, dw][, dbias]
 //
-// y = f(x0, x1, ..) w' + bias, where f is "expression" as Pointwise has it, of as many inputs as "operands" says; all have
-// one shape. With "p", dropout of f's elements as DropoutForward has it, by "salt". With "transposed", w is [F,D]. The
+// y = f(x0, x1, ..) w' + bias, where f is "expression" as Pointwise has it, of as many inputs as "operands" says. They have
+// one shape, but for those that are [F], the same for every row. With "p", dropout of f's elements as DropoutForward has it, by "salt". With "transposed", w is [F,D]. The
 // backward op makes f again. "gradients" has the places of those that are wanted: of x0, x1, .., of w, and after it of the
 // bias.
 #include "ops/pointwise_linear.h"
@@ -30,20 +30,25 @@ size_t operand_count(const Attributes& attributes) {
               fmt::format("operands is {}; 1 to {} are possible", count, kMostExpressionInputs - 1));
 }
 
+// The first of those that have rows.
+size_t row_operand(std::span<const Tensor* const> in, size_t operands) {
+  for (size_t i = 0; i < operands; ++i) {
+    if (in[i]->shape.size() >= 2) return i;
+  }
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; two or more dimensions are expected", in[0]->name,
+                                                    to_string(in[0]->shape)));
+}
+
 void expect_rows(const Attributes& attributes, std::span<const Tensor* const> in, const PointwiseLinear& layout) {
-  const Tensor &x = *in[0], &w = *in[layout.weights];
+  const Tensor &x = *in[row_operand(in, layout.operands)], &w = *in[layout.weights];
   const Expression expression = parse_expression(attributes.text("expression"));
   if (input_count(expression) > static_cast<int>(layout.operands)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the expression '{}' reads x{}, but there are {} operands", attributes.text("expression"),
                             input_count(expression) - 1, layout.operands));
   }
-  if (x.shape.size() < 2) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("'{}' is {}; two or more dimensions are expected", x.name, to_string(x.shape)));
-  }
-  for (size_t i = 1; i < layout.operands; ++i) {
-    expect_same_shape(x, *in[i]);
+  for (size_t i = 0; i < layout.operands; ++i) {
+    if (in[i]->shape != Shape{x.shape.back()}) expect_same_shape(x, *in[i]);
     expect_same_dtype(x, *in[i]);
   }
   expect_rank(w, 2);
@@ -70,7 +75,8 @@ std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<co
   expect_inputs(in, least, least + 1);
   const PointwiseLinear layout = pointwise_linear(attributes, in.size(), false);
   expect_rows(attributes, in, layout);
-  const Shape shape = result_shape(*in[0], *in[layout.weights], layout.transposed);
+  const Tensor& x = *in[row_operand(in, layout.operands)];
+  const Shape shape = result_shape(x, *in[layout.weights], layout.transposed);
   if (layout.bias) {
     const Tensor& bias = *in[*layout.bias];
     expect_same_dtype(*in[0], bias);
@@ -87,7 +93,7 @@ std::vector<TensorSpec> infer_backward(const Attributes& attributes, std::span<c
   expect_inputs(in, count);
   const PointwiseLinear layout = pointwise_linear(attributes, in.size(), true);
   expect_rows(attributes, in, layout);
-  const Tensor &x = *in[0], &w = *in[layout.weights], &dy = *in[layout.dy];
+  const Tensor &x = *in[row_operand(in, layout.operands)], &w = *in[layout.weights], &dy = *in[layout.dy];
   expect_same_dtype(x, dy);
   const Shape shape = result_shape(x, w, layout.transposed);
   if (dy.shape != shape) {
@@ -142,7 +148,7 @@ std::vector<TensorId> pointwise_linear_gradient(Graph& graph, OpId id, std::span
 Work work_of(const Graph& graph, const Op& op, bool backward) {
   const PointwiseLinear layout = pointwise_linear(op, backward);
   const double weights = static_cast<double>(element_count(graph.tensor(op.inputs[layout.weights]).shape));
-  const Shape& x = graph.tensor(op.inputs[0]).shape;
+  const Shape& x = graph.tensor(op.inputs[row_operand(graph, op)]).shape;
   const double elements = static_cast<double>(element_count(x));
   const double rows = elements / static_cast<double>(x.back());
   double products = backward ? 0 : 1, flops = flops_of(parse_expression(op.attributes.text("expression")));
@@ -161,11 +167,16 @@ Work work_of(const Graph& graph, const Op& op, bool backward) {
           static_cast<double>((bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs)).count)};
 }
 
+const Shape& row_shape(std::span<const TensorView> in, size_t operands) {
+  return std::ranges::find_if(in.first(operands), [](const TensorView& x) { return x.shape.size() >= 2; })->shape;
+}
+
 // The sizes of an op's tensors, and its elements one row after the other.
 struct Rows {
   const Op& op;
   PointwiseLinear layout;
   std::span<const TensorView> in;
+  Shape x_shape;
   int64_t rows, width, outputs;
   Expression expression;
   std::vector<double> x, values;
@@ -174,8 +185,9 @@ struct Rows {
       : op(of),
         layout(pointwise_linear(of, backward)),
         in(inputs),
-        rows(element_count(in[0].shape) / in[0].shape.back()),
-        width(in[0].shape.back()),
+        x_shape(row_shape(in, layout.operands)),
+        rows(element_count(x_shape) / x_shape.back()),
+        width(x_shape.back()),
         outputs(in[layout.weights].shape[layout.transposed ? 1 : 0]),
         expression(parse_expression(of.attributes.text("expression"))),
         x(layout.operands + 1),
@@ -195,7 +207,7 @@ struct Rows {
     return stream.bits(i) >= dropout_threshold(layout.p) ? 1 / (1 - layout.p) : 0;
   }
   void read(int64_t i) {
-    for (size_t k = 0; k < layout.operands; ++k) x[k] = load(in[k], i);
+    for (size_t k = 0; k < layout.operands; ++k) x[k] = load(in[k], in[k].shape.size() == 1 ? i % width : i);
   }
   double value(int64_t i) {
     read(i);
@@ -239,7 +251,8 @@ void run_backward(const Op& op, std::span<const TensorView> in, std::span<const 
         for (int64_t k = 0; k < width; ++k) {
           all.read(r * width + k);
           all.x.back() = df[static_cast<size_t>(k)];
-          to[static_cast<size_t>(r * width + k)] = evaluate(*derivatives[place], all.x, scratch);
+          const int64_t at = in[place].shape.size() == 1 ? k : r * width + k;
+          to[static_cast<size_t>(at)] += evaluate(*derivatives[place], all.x, scratch);
         }
         continue;
       }
@@ -262,12 +275,13 @@ void run_backward(const Op& op, std::span<const TensorView> in, std::span<const 
 }
 
 // dx0 may take the place of x0, and so on: a row's gradients are written when nothing more is read of it.
-std::vector<InPlace> operands_in_place(const Graph&, const Op& op) {
+std::vector<InPlace> operands_in_place(const Graph& graph, const Op& op) {
   const PointwiseLinear layout = pointwise_linear(op, true);
   std::vector<InPlace> pairs;
   for (size_t g = 0; g < layout.gradients.size(); ++g) {
-    if (layout.gradients[g] < static_cast<int64_t>(layout.operands))
-      pairs.push_back({static_cast<int>(g), static_cast<int>(layout.gradients[g])});
+    const auto place = static_cast<size_t>(layout.gradients[g]);
+    if (place < layout.operands && graph.tensor(op.inputs[place]).shape.size() >= 2)
+      pairs.push_back({static_cast<int>(g), static_cast<int>(place)});
   }
   return pairs;
 }
@@ -291,6 +305,12 @@ PointwiseLinear pointwise_linear(const Attributes& attributes, size_t inputs, bo
     layout.bias = next;
   }
   return layout;
+}
+
+size_t row_operand(const Graph& graph, const Op& op) {
+  size_t i = 0;
+  while (graph.tensor(op.inputs[i]).shape.size() < 2) ++i;
+  return i;
 }
 
 PointwiseLinear pointwise_linear(const Op& op, bool backward) {

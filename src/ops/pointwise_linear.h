@@ -22,6 +22,9 @@ struct PointwiseLinear {
 PointwiseLinear pointwise_linear(const Attributes& attributes, size_t inputs, bool backward);
 PointwiseLinear pointwise_linear(const Op& op, bool backward);
 
+// An operand that has rows; the others are one row for all.
+size_t row_operand(const Graph& graph, const Op& op);
+
 // By operand: the gradient as an expression of all of them, and of the expression's own gradient as one more; nothing for
 // those that the expression does not depend on. With `by_result`, of the expression's value too, as one more.
 std::vector<std::optional<Expression>> operand_derivatives(const Attributes& attributes, bool by_result = false);

@@ -99,6 +99,19 @@ TEST(PointwiseLinear, GradientsAgreeWithFiniteDifferences) {
   }
 }
 
+TEST(PointwiseLinear, SumsTheGradientOfAnOperandThatIsOneRow) {
+  Graph graph;
+  const TensorId bias = graph.add_source("bias", {4}, DType::f64, Role::parameter);
+  const TensorId x = graph.add_source("x", {2, 3, 4}, DType::f64, Role::parameter);
+  const TensorId w = graph.add_source("w", {5, 4}, DType::f64, Role::parameter);
+  const TensorId y =
+      graph.output(graph.add_op("PointwiseLinearForward", "mlp", "mlp", {bias, x, w},
+                                {{"expression", std::string("gelu(add(x1,x0))")}, {"operands", int64_t{2}}}));
+  EXPECT_EQ(graph.tensor(y).shape, (Shape{2, 3, 5}));
+  EXPECT_EQ(check_gradients(graph, {y}, {bias, x, w}), "");
+  EXPECT_EQ(check_gradients(graph, {y}, {bias}), "");
+}
+
 TEST(PointwiseLinear, NamesWhatDoesNotFit) {
   EXPECT_THAT(refusal("PointwiseLinearForward", {kX, kUp, {{3, 4}, {}}}, gated()),
               HasSubstr("'in0' has 2 features; the weights take 4"));

@@ -65,26 +65,30 @@ class WideLayers {
   }
 
  private:
-  // Whether all operands are as wide as the result, and the op's gradient reads all of them but one even where it has the
-  // result, which the layer's keeps: the two together then keep no less than the operands.
+  // Whether the operands are as wide as the result or one row for all, and the op's gradient reads all of the former but one even
+  // where it has the result, which the layer's keeps: the two together then keep no less than the operands.
   bool is_wide(const Op& op) const {
     const Tensor& y = graph_.tensor(op.outputs[0]);
     if (y.bytes() <= above_ || y.shape.size() < 2) return false;
+    int64_t wide = 0;
     for (TensorId id : op.inputs) {
-      if (graph_.tensor(id).shape != y.shape || graph_.tensor(id).dtype != y.dtype) return false;
+      const Tensor& x = graph_.tensor(id);
+      if (x.dtype != y.dtype || (x.shape != y.shape && x.shape != Shape{y.shape.back()})) return false;
+      wide += x.shape == y.shape ? 1 : 0;
     }
-    const auto count = static_cast<int64_t>(op.inputs.size());
-    if (count >= kMostExpressionInputs) return false;
+    if (wide == 0 || op.inputs.size() >= static_cast<size_t>(kMostExpressionInputs)) return false;
     Attributes attributes = op.attributes;
-    attributes.set("operands", count);
-    std::set<int32_t> read;
+    attributes.set("operands", static_cast<int64_t>(op.inputs.size()));
+    std::set<TensorId> read;
     for (const std::optional<Expression>& derivative : operand_derivatives(attributes, true)) {
       if (!derivative) continue;
       for (const ExpressionNode& node : derivative->nodes) {
-        if (node.kind == ExpressionNode::Kind::input && node.input < count) read.insert(node.input);
+        if (node.kind != ExpressionNode::Kind::input || node.input >= static_cast<int32_t>(op.inputs.size())) continue;
+        const TensorId id = op.inputs[static_cast<size_t>(node.input)];
+        if (graph_.tensor(id).shape == y.shape) read.insert(id);
       }
     }
-    return static_cast<int64_t>(read.size()) + 1 >= count;
+    return static_cast<int64_t>(read.size()) + 1 >= wide;
   }
 
   bool stays_whole(const Op& linear, bool transposed) const {
@@ -98,6 +102,10 @@ class WideLayers {
     std::vector<TensorId> inputs;
     std::vector<OpId> before;
     for (TensorId id : found.inputs) {
+      if (graph_.tensor(id).shape.size() < 2) {
+        inputs.push_back(id);
+        continue;
+      }
       bool ours = true;
       for (OpId from = graph_.tensor(id).producer; from.valid(); from = graph_.tensor(id).producer) {
         const Op& op = graph_.op(from);
@@ -109,8 +117,12 @@ class WideLayers {
       }
       inputs.push_back(id);
     }
+    Shape shape;
     for (TensorId id : inputs) {
-      if (graph_.tensor(id).shape != graph_.tensor(inputs[0]).shape) return;
+      const Shape& one = graph_.tensor(id).shape;
+      if (one.size() < 2) continue;
+      if (!shape.empty() && shape != one) return;
+      shape = one;
     }
     found.inputs = std::move(inputs);
     found.before = std::move(before);
@@ -142,7 +154,9 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const WideLayer& found) {
   const std::string layer = pointwise.layer + "+" + linear.layer, name = rebuilder.free_name(layer + "/forward");
   std::vector<OpId> replaced{found.pointwise, found.linear};
   const Shape& wanted = before.tensor(linear.outputs[0]).shape;
-  Shape made = before.tensor(found.inputs[0]).shape;
+  Shape made = before.tensor(*std::ranges::find_if(found.inputs, [&](TensorId id) {
+                       return before.tensor(id).shape.size() >= 2;
+                     })).shape;
   made.back() = wanted.back();
   if (made == wanted) {
     rebuilder.replace(replaced, "PointwiseLinearForward", name, layer, std::move(inputs), attributes, linear.outputs);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "passes/passes.h"
 #include "plimsoll/ops.h"
 #include "tests/support/interpreter.h"
@@ -12,7 +14,7 @@ namespace {
 
 // x[2,5,4] through a wide layer of 12 to a loss, as networks have it: rows or more dimensions, gated or not.
 struct MlpCase {
-  bool gated = false, rank3 = false, product = false, drops = false;
+  bool gated = false, rank3 = false, product = false, drops = false, adds_bias = false;
   std::string expression = "gelu_tanh(x0)";
   bool tells_inner = false;
   int64_t outputs = 3;
@@ -24,7 +26,6 @@ Network mlp(const MlpCase& c) {
   std::vector<TensorId> parameters;
   const auto parameter = [&](const std::string& name, Shape shape) {
     parameters.push_back(g.add_source(name, std::move(shape), DType::f64, Role::parameter));
-    g.states.push_back({parameters.back(), parameters.back()});
     return parameters.back();
   };
   const auto one = [&](const std::string& type, const std::string& name, std::vector<TensorId> inputs,
@@ -40,6 +41,7 @@ Network mlp(const MlpCase& c) {
   };
   std::vector<TensorId> operands{wide("fc1")};
   if (c.gated) operands.push_back(wide("gate"));
+  if (c.adds_bias) operands.push_back(parameter("act.b", {12}));
   TensorId y = one("Pointwise", "act", operands, {{"expression", c.expression}});
   if (c.tells_inner) g.outputs.push_back(y);
   if (c.drops) {
@@ -63,16 +65,25 @@ int count(const Graph& graph, std::string_view type) {
   return static_cast<int>(std::ranges::count_if(graph.ops(), [&](const Op& op) { return op.type->name == type; }));
 }
 
-// The loss and the states that a training step leaves, in order.
-std::vector<double> results(const Network& training) {
+// The loss and the states that a training step leaves, by name.
+std::map<std::string, std::vector<double>> results(const Network& training) {
   Values values(training.graph);
   fill_sources(training.graph, values, 1);
   interpret(training.graph, values);
-  std::vector<double> result{values[training.objectives[0].loss].at(0)};
-  for (const State& state : training.graph.states) {
-    for (int64_t i = 0; i < values[state.after].size(); ++i) result.push_back(values[state.after].at(i));
-  }
+  std::map<std::string, std::vector<double>> result;
+  const auto take = [&](const std::string& name, TensorId id) {
+    for (int64_t i = 0; i < values[id].size(); ++i) result[name].push_back(values[id].at(i));
+  };
+  take("loss", training.objectives[0].loss);
+  for (const State& state : training.graph.states) take(training.graph.tensor(state.before).name, state.after);
   return result;
+}
+
+void expect_same_step(const Network& fused, const Network& network) {
+  const auto got = results(make_training_step(fused, {})), expected = results(make_training_step(network, {}));
+  EXPECT_EQ(got.size(), expected.size());
+  for (const auto& [name, values] : expected)
+    EXPECT_THAT(got.at(name), testing::Pointwise(testing::DoubleNear(1e-12), values)) << name;
 }
 
 TEST(PointwiseLinearPass, TakesTheExpressionIntoTheLayer) {
@@ -97,15 +108,23 @@ TEST(PointwiseLinearPass, TakesTheExpressionIntoTheLayer) {
             const OpId from = fused.graph.tensor(fused.graph.op(op).inputs[i]).producer;
             EXPECT_EQ(fused.graph.op(from).type->name, "FullyConnectedForward");
           }
-          EXPECT_EQ(count(fused.graph, "Reshape"), 1);
+          EXPECT_EQ(count(fused.graph, "Reshape"), product ? rank3 ? 3 : 2 : 1);
           const Network step = make_training_step(fused, {}), plain = make_training_step(network, {});
           EXPECT_EQ(count(step.graph, "PointwiseLinearBackward"), 1);
           EXPECT_EQ(count(plain.graph, "PointwiseLinearBackward"), 0);
-          EXPECT_THAT(results(step), testing::Pointwise(testing::DoubleNear(1e-12), results(plain)));
+          expect_same_step(fused, network);
         }
       }
     }
   }
+}
+
+// As fuse_pointwise leaves a bias before the activation.
+TEST(PointwiseLinearPass, TakesABiasThatIsTheSameForEveryRow) {
+  const Network network = mlp({.adds_bias = true, .expression = "gelu_tanh(add(x0,x1))"});
+  Network fused = network;
+  EXPECT_EQ(fuse_pointwise_linear(fused, {}, 0_B), 1);
+  expect_same_step(fused, network);
 }
 
 TEST(PointwiseLinearPass, LeavesWhatOthersReadAndWhatIsSmall) {

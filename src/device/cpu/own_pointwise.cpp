@@ -518,12 +518,15 @@ std::vector<KernelSpec> cast_specs(const Graph& graph, const Op& op, LayoutFamil
 
 }  // namespace
 
-std::unique_ptr<Kernel> make_expression(const Expression& expression, size_t inputs, int64_t elements, int threads) {
+std::unique_ptr<Kernel> make_expression(const Expression& expression, const std::vector<bool>& stretched, int64_t rows,
+                                        int64_t width, int threads) {
   Graph graph;
-  std::vector<TensorId> all;
-  for (size_t i = 0; i < inputs; ++i)
-    all.push_back(graph.add_source(fmt::format("x{}", i), {elements}, DType::f32, Role::input));
-  const OpId op = graph.add_op("Pointwise", "expression", "", all, {{"expression", to_string(expression)}});
+  std::vector<TensorId> inputs;
+  for (const bool one_row : stretched) {
+    const Shape shape = one_row ? Shape{width} : Shape{rows, width};
+    inputs.push_back(graph.add_source(fmt::format("x{}", inputs.size()), shape, DType::f32, Role::input));
+  }
+  const OpId op = graph.add_op("Pointwise", "expression", "", inputs, {{"expression", to_string(expression)}});
   return std::make_unique<PointwiseKernel>(graph, graph.op(op), threads);
 }
 

@@ -14,7 +14,8 @@ struct LinearSizes {
   int64_t rows = 0, width = 0, outputs = 0;
 };
 LinearSizes linear_sizes(const Graph& graph, const Op& op, const PointwiseLinear& layout) {
-  const Shape &x = graph.tensor(op.inputs[0]).shape, &w = graph.tensor(op.inputs[layout.weights]).shape;
+  const Shape &x = graph.tensor(op.inputs[row_operand(graph, op)]).shape,
+              &w = graph.tensor(op.inputs[layout.weights]).shape;
   return {element_count(x) / std::max<int64_t>(x.back(), 1), x.back(), w[layout.transposed ? 1 : 0]};
 }
 
@@ -28,11 +29,13 @@ class PointwiseLinearKernel final : public OwnKernel {
     require_row_major(graph, op);
     block_ = std::min(block, sizes_.rows);
     last_ = sizes_.rows % block_ == 0 ? block_ : sizes_.rows % block_;
+    for (size_t i = 0; i < layout_.operands; ++i)
+      stretched_.push_back(graph.tensor(op.inputs[i]).shape.size() == 1);
     if (layout_.drops()) drawn_.emplace(graph, op, *layout_.step, sizes_.rows * sizes_.width);
     if (backward_) {
       make_backward(op, threads);
     } else {
-      make_expression_of(f_, parse_expression(op.attributes.text("expression")), layout_.operands, threads);
+      make_expression_of(f_, parse_expression(op.attributes.text("expression")), stretched_, threads);
       product_.make(op, block_, last_, threads, [this](int64_t rows) {
         return MatrixProducts{
             .m = rows, .n = sizes_.outputs, .k = sizes_.width, .transpose_b = !layout_.transposed, .batch = {}};
@@ -44,6 +47,9 @@ class PointwiseLinearKernel final : public OwnKernel {
   void run() override {
     if (drawn_) stream_ = drawn_->of(inputs_);
     if (db_at_) std::fill_n(output(*db_at_), sizes_.outputs, 0.0f);
+    for (const Derivative& d : derivatives_) {
+      for (const size_t to : d.sums) std::fill_n(output(to), sizes_.width, 0.0f);
+    }
     for (int64_t begin = 0; begin < sizes_.rows; begin += block_) {
       const Rows rows{begin, std::min(block_, sizes_.rows - begin), begin + block_ >= sizes_.rows};
       if (backward_) {
@@ -59,16 +65,33 @@ class PointwiseLinearKernel final : public OwnKernel {
     int64_t begin = 0, count = 0;
     bool last = false;
   };
-  struct Gradient {
-    size_t operand = 0, output = 0;
+  // One of the gradient of operands: several may have the same.
+  struct Derivative {
+    Expression expression;
+    std::optional<size_t> rows;  // output that is it
+    std::vector<size_t> sums;    // outputs that are its sums over all rows
     BlockKernel kernel;
-    bool direct = false;  // to its output, since nothing of the block is read after it
+    std::optional<int64_t> waits_at;  // for those after it, which read what it may lie in the place of
   };
 
-  void make_expression_of(BlockKernel& kernel, const Expression& expression, size_t inputs, int threads) {
+  void make_expression_of(BlockKernel& kernel, const Expression& expression, const std::vector<bool>& stretched,
+                          int threads) {
     kernel.make(block_, last_, [&](int64_t rows) {
-      return make_expression(expression, inputs, rows * sizes_.width, threads);
+      return make_expression(expression, stretched, rows, sizes_.width, threads);
     });
+  }
+
+  void add_derivative(size_t operand, size_t output, const Expression& expression) {
+    const auto same = std::ranges::find_if(derivatives_, [&](const Derivative& d) {
+      return to_string(d.expression) == to_string(expression) && !(d.rows && !stretched_[operand]);
+    });
+    Derivative& d = same == derivatives_.end() ? derivatives_.emplace_back() : *same;
+    d.expression = expression;
+    if (stretched_[operand]) {
+      d.sums.push_back(output);
+    } else {
+      d.rows = output;
+    }
   }
 
   void make_backward(const Op& op, int threads) {
@@ -77,21 +100,20 @@ class PointwiseLinearKernel final : public OwnKernel {
       const size_t place = static_cast<size_t>(layout_.gradients[g]);
       if (place == layout_.weights) dw_at_ = g;
       if (place > layout_.weights) db_at_ = g;
-      if (place >= layout_.operands) continue;
-      Gradient& gradient = gradients_.emplace_back();
-      gradient.operand = place;
-      gradient.output = g;
-      make_expression_of(gradient.kernel, *derivatives[place], layout_.operands + 1, threads);
+      if (place < layout_.operands) add_derivative(place, g, *derivatives[place]);
     }
-    if (!gradients_.empty()) {
-      gradients_.back().direct = true;
+    std::ranges::stable_partition(derivatives_, [](const Derivative& d) { return !d.rows; });
+    std::vector<bool> stretched = stretched_;
+    stretched.push_back(false);
+    for (Derivative& d : derivatives_) make_expression_of(d.kernel, d.expression, stretched, threads);
+    if (!derivatives_.empty()) {
       product_.make(op, block_, last_, threads, [this](int64_t rows) {
         return MatrixProducts{
             .m = rows, .n = sizes_.width, .k = sizes_.outputs, .transpose_b = layout_.transposed, .batch = {}};
       });
     }
     if (!dw_at_) return;
-    make_expression_of(f_, parse_expression(op.attributes.text("expression")), layout_.operands, threads);
+    make_expression_of(f_, parse_expression(op.attributes.text("expression")), stretched_, threads);
     for (const bool adds : {false, true}) {
       dw_[adds ? 1 : 0].make(
           op, block_, last_, threads,
@@ -110,11 +132,12 @@ class PointwiseLinearKernel final : public OwnKernel {
     WorkspaceLayout layout;
     const int64_t of_block = block_ * sizes_.width;
     if (!backward_ || dw_at_) f_at_ = layout.place_floats(of_block);
-    if (!gradients_.empty()) df_at_ = layout.place_floats(of_block);
-    // The gradients of all operands but the last, which are written when all are there.
-    for (size_t g = 0; g + 1 < gradients_.size(); ++g) waiting_at_.push_back(layout.place_floats(of_block));
+    if (!derivatives_.empty()) df_at_ = layout.place_floats(of_block);
     int64_t scratch = std::max({f_.scratch(), product_.scratch(), dw_[0].scratch(), dw_[1].scratch()});
-    for (const Gradient& gradient : gradients_) scratch = std::max(scratch, gradient.kernel.scratch());
+    for (Derivative& d : derivatives_) {
+      if (&d != &derivatives_.back() || !d.rows) d.waits_at = layout.place_floats(of_block);
+      scratch = std::max(scratch, d.kernel.scratch());
+    }
     scratch_at_ = layout.place(scratch);
     workspace_bytes_ = layout.bytes();
   }
@@ -135,7 +158,8 @@ class PointwiseLinearKernel final : public OwnKernel {
 
   std::vector<const float*> operands(const Rows& rows) const {
     std::vector<const float*> result;
-    for (size_t i = 0; i < layout_.operands; ++i) result.push_back(input(i) + rows.begin * sizes_.width);
+    for (size_t i = 0; i < layout_.operands; ++i)
+      result.push_back(input(i) + (stretched_[i] ? 0 : rows.begin * sizes_.width));
     return result;
   }
 
@@ -163,27 +187,28 @@ class PointwiseLinearKernel final : public OwnKernel {
 
   void run_backward(const Rows& rows) const {
     const float* dy = input(layout_.dy) + rows.begin * sizes_.outputs;
-    if (db_at_) add_bias_gradient(rows, dy);
+    if (db_at_) add_rows(dy, rows.count, sizes_.outputs, output(*db_at_));
     if (dw_at_) {
       const float* f = make_f(rows);
       dw_[rows.begin == 0 ? 0 : 1].run(rows.last, layout_.transposed ? f : dy, layout_.transposed ? dy : f,
                                        output(*dw_at_), scratch());
     }
-    if (gradients_.empty()) return;
+    if (derivatives_.empty()) return;
     float* df = at(df_at_);
     product_.run(rows.last, dy, input(layout_.weights), df, scratch());
     drop(rows, df);
     std::vector<const float*> inputs = operands(rows);
     inputs.push_back(df);
     const int64_t offset = rows.begin * sizes_.width, count = rows.count * sizes_.width;
-    for (size_t g = 0; g < gradients_.size(); ++g) {
-      const Gradient& gradient = gradients_[g];
-      float* to = gradient.direct ? output(gradient.output) + offset : at(waiting_at_[g]);
-      gradient.kernel.run(rows.last, inputs, to, scratch());
+    for (const Derivative& d : derivatives_) {
+      float* to = d.waits_at ? at(*d.waits_at) : output(*d.rows) + offset;
+      d.kernel.run(rows.last, inputs, to, scratch());
+      for (const size_t sum : d.sums) add_rows(to, rows.count, sizes_.width, output(sum));
     }
-    for (size_t g = 0; g < waiting_at_.size(); ++g) {
-      const float* from = at(waiting_at_[g]);
-      float* to = output(gradients_[g].output) + offset;
+    for (const Derivative& d : derivatives_) {
+      if (!d.waits_at || !d.rows) continue;
+      const float* from = at(*d.waits_at);
+      float* to = output(*d.rows) + offset;
       for_each_part(parts_, [&](int part) {
         const Range range = share(count, part, parts_, kLanes);
         std::copy(from + range.begin, from + range.end, to + range.begin);
@@ -191,16 +216,15 @@ class PointwiseLinearKernel final : public OwnKernel {
     }
   }
 
-  void add_bias_gradient(const Rows& rows, const float* dy) const {
-    float* db = output(*db_at_);
+  void add_rows(const float* x, int64_t rows, int64_t width, float* sum) const {
     for_each_part(parts_, [&](int part) {
-      const Range columns = share(sizes_.outputs, part, parts_, kLanes);
-      const float* from = dy + columns.begin;
-      float* to = db + columns.begin;
+      const Range columns = share(width, part, parts_, kLanes);
+      const float* from = x + columns.begin;
+      float* to = sum + columns.begin;
       over_row(columns.end - columns.begin, [&](int64_t k, auto n) {
-        f32x16 sum = load(from + k, n);
-        for (int64_t i = 1; i < rows.count; ++i) sum += load(from + i * sizes_.outputs + k, n);
-        store(to + k, load(to + k, n) + sum, n);
+        f32x16 of_block = load(from + k, n);
+        for (int64_t i = 1; i < rows; ++i) of_block += load(from + i * width + k, n);
+        store(to + k, load(to + k, n) + of_block, n);
       });
     });
   }
@@ -212,12 +236,12 @@ class PointwiseLinearKernel final : public OwnKernel {
   std::optional<DrawnStream> drawn_;
   RandomStream stream_;
   std::optional<size_t> dw_at_, db_at_;  // outputs
-  std::vector<Gradient> gradients_;      // of operands
+  std::vector<bool> stretched_;          // operands that are one row for all
+  std::vector<Derivative> derivatives_;
   BlockKernel f_;
   BlockProduct product_;  // y, or the gradient of f
   BlockProduct dw_[2];    // the first block's; those that add to it
   int64_t f_at_ = 0, df_at_ = 0, scratch_at_ = 0;
-  std::vector<int64_t> waiting_at_;
 };
 
 constexpr int64_t kShortestBlock = 64, kLongestBlock = 4096;
