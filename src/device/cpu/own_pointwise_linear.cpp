@@ -244,7 +244,7 @@ class PointwiseLinearKernel final : public OwnKernel {
   int64_t f_at_ = 0, df_at_ = 0, scratch_at_ = 0;
 };
 
-constexpr int64_t kShortestBlock = 64, kLongestBlock = 4096;
+constexpr int64_t kShortestBlock = 128, kLongestBlock = 2048;
 // Of the expression of a block: the weights, which every block reads, are then read seldom enough.
 constexpr int64_t kUsualBlock = int64_t{8} << 20;
 

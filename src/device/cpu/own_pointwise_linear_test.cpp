@@ -38,7 +38,7 @@ OpCase test_case(const LayerCase& c) {
   return test;
 }
 
-// Blocks of 64 rows, the last of 22, and all rows at once.
+// Blocks of 128 rows, the last of 22, and all rows at once.
 TEST(OwnPointwiseLinear, IsTheReferenceByBlocksOfEveryLength) {
   const std::string gated = "mul(silu(x0),x1)", biased = "gelu_tanh(add(x0,x1))";
   for (const LayerCase& c : {LayerCase{},
