@@ -35,8 +35,8 @@ size_t row_operand(std::span<const Tensor* const> in, size_t operands) {
   for (size_t i = 0; i < operands; ++i) {
     if (in[i]->shape.size() >= 2) return i;
   }
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; two or more dimensions are expected", in[0]->name,
-                                                    to_string(in[0]->shape)));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {}; two or more dimensions are expected", in[0]->name, to_string(in[0]->shape)));
 }
 
 void expect_rows(const Attributes& attributes, std::span<const Tensor* const> in, const PointwiseLinear& layout) {
@@ -54,8 +54,8 @@ void expect_rows(const Attributes& attributes, std::span<const Tensor* const> in
   expect_rank(w, 2);
   expect_same_dtype(x, w);
   if (const int64_t features = w.shape[layout.transposed ? 0 : 1]; features != x.shape.back()) {
-    throw Error(ErrorCode::invalid_input, fmt::format("'{}' has {} features; the weights take {}", x.name,
-                                                      x.shape.back(), features));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("'{}' has {} features; the weights take {}", x.name, x.shape.back(), features));
   }
   if (!layout.drops()) return;
   expect_counter(*in[*layout.step]);
@@ -104,8 +104,8 @@ std::vector<TensorSpec> infer_backward(const Attributes& attributes, std::span<c
   int64_t before = -1;
   for (const int64_t place : layout.gradients) {
     if (place <= before || place > static_cast<int64_t>(layout.weights) + 1) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("gradients has {} after {}; they rise, to {} at most", place, before, layout.weights + 1));
+      throw Error(ErrorCode::invalid_input, fmt::format("gradients has {} after {}; they rise, to {} at most", place,
+                                                        before, layout.weights + 1));
     }
     before = place;
     const bool of_bias = place > static_cast<int64_t>(layout.weights);

@@ -18,9 +18,7 @@ const Literal kOfResult{{2, 2, 3}, {1, -1, 0.5, 2, 0.1, 0.3, -0.7, 0.4, 0.6, 1.1
 const Literal kStep{{}, {3}, DType::i64}, kSeed{{}, {77}, DType::i64};
 const Attributes kDrop{{"p", 0.4}, {"salt", int64_t{9}}};
 
-Attributes gated() {
-  return {{"expression", std::string("mul(silu(x0),x1)")}, {"operands", int64_t{2}}};
-}
+Attributes gated() { return {{"expression", std::string("mul(silu(x0),x1)")}, {"operands", int64_t{2}}}; }
 
 // The ops one after the other: y, dx0, dx1, dw, dbias.
 std::vector<std::vector<double>> gated_one_by_one(bool drops) {

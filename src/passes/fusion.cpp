@@ -250,8 +250,7 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   if (is_on(kPointwisePass))
     reports.push_back(run_pass(network, kPointwisePass, [&] { return fuse_pointwise(network, Phase::forward); }));
   if (is_on(kPointwiseLinearPass)) {
-    reports.push_back(
-        run_pass(network, kPointwiseLinearPass, [&] { return fuse_pointwise_linear(network, options); }));
+    reports.push_back(run_pass(network, kPointwiseLinearPass, [&] { return fuse_pointwise_linear(network, options); }));
   }
   if (is_on(kSplitPass)) {  // last: the blocks take a fused activation with them
     reports.push_back(run_pass(network, kSplitPass, [&] { return split_fully_connected(network, options); }));

@@ -154,9 +154,10 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const WideLayer& found) {
   const std::string layer = pointwise.layer + "+" + linear.layer, name = rebuilder.free_name(layer + "/forward");
   std::vector<OpId> replaced{found.pointwise, found.linear};
   const Shape& wanted = before.tensor(linear.outputs[0]).shape;
-  Shape made = before.tensor(*std::ranges::find_if(found.inputs, [&](TensorId id) {
-                       return before.tensor(id).shape.size() >= 2;
-                     })).shape;
+  Shape made =
+      before
+          .tensor(*std::ranges::find_if(found.inputs, [&](TensorId id) { return before.tensor(id).shape.size() >= 2; }))
+          .shape;
   made.back() = wanted.back();
   if (made == wanted) {
     rebuilder.replace(replaced, "PointwiseLinearForward", name, layer, std::move(inputs), attributes, linear.outputs);

@@ -511,9 +511,9 @@ inline std::vector<Case> pointwise_cases() {
                         {{3, 30, 6}, 10, "gelu_tanh(x0)", 1, true, false, true, {1}},
                         {{1, 1}, 1, "sigmoid(x0)", 1, false, true, false, {0}}}) {
     for (const bool backward : {false, true}) {
-      const std::string text = fmt::format("{} to {} {}{}{}{}", to_string(s.x), s.outputs, s.text,
-                                           s.transposed ? " transposed" : "", s.bias ? " bias" : "",
-                                           s.drops ? " dropout" : "");
+      const std::string text =
+          fmt::format("{} to {} {}{}{}{}", to_string(s.x), s.outputs, s.text, s.transposed ? " transposed" : "",
+                      s.bias ? " bias" : "", s.drops ? " dropout" : "");
       cases.push_back({backward ? "PointwiseLinearBackward" : "PointwiseLinearForward", text, [=](CaseBuilder& b) {
                          Attributes attributes = expression(s.text);
                          attributes.set("operands", s.operands);

@@ -41,7 +41,7 @@ std::vector<NamedFactory> pad_kernels();
 std::vector<NamedFactory> permute_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
 std::vector<NamedFactory> pointwise_linear_kernels();
-std::vector<NamedFactory> random_kernels();     // Dropout, Bernoulli, RandomNormal
+std::vector<NamedFactory> random_kernels();  // Dropout, Bernoulli, RandomNormal
 std::vector<NamedFactory> recurrent_kernels();
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling

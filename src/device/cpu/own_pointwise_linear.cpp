@@ -29,8 +29,7 @@ class PointwiseLinearKernel final : public OwnKernel {
     require_row_major(graph, op);
     block_ = std::min(block, sizes_.rows);
     last_ = sizes_.rows % block_ == 0 ? block_ : sizes_.rows % block_;
-    for (size_t i = 0; i < layout_.operands; ++i)
-      stretched_.push_back(graph.tensor(op.inputs[i]).shape.size() == 1);
+    for (size_t i = 0; i < layout_.operands; ++i) stretched_.push_back(graph.tensor(op.inputs[i]).shape.size() == 1);
     if (layout_.drops()) drawn_.emplace(graph, op, *layout_.step, sizes_.rows * sizes_.width);
     if (backward_) {
       make_backward(op, threads);
@@ -76,9 +75,8 @@ class PointwiseLinearKernel final : public OwnKernel {
 
   void make_expression_of(BlockKernel& kernel, const Expression& expression, const std::vector<bool>& stretched,
                           int threads) {
-    kernel.make(block_, last_, [&](int64_t rows) {
-      return make_expression(expression, stretched, rows, sizes_.width, threads);
-    });
+    kernel.make(block_, last_,
+                [&](int64_t rows) { return make_expression(expression, stretched, rows, sizes_.width, threads); });
   }
 
   void add_derivative(size_t operand, size_t output, const Expression& expression) {
@@ -141,9 +139,7 @@ class PointwiseLinearKernel final : public OwnKernel {
     scratch_at_ = layout.place(scratch);
     workspace_bytes_ = layout.bytes();
   }
-  float* at(int64_t offset) const {
-    return reinterpret_cast<float*>(static_cast<std::byte*>(workspace_) + offset);
-  }
+  float* at(int64_t offset) const { return reinterpret_cast<float*>(static_cast<std::byte*>(workspace_) + offset); }
   void* scratch() const { return at(scratch_at_); }
 
   void drop(const Rows& rows, float* values) const {

@@ -13,11 +13,10 @@ struct LayerCase {
 
 OpCase test_case(const LayerCase& c) {
   const int64_t width = 70, outputs = 20;
-  OpCase test{.type = c.gradients.empty() ? "PointwiseLinearForward" : "PointwiseLinearBackward",
-              .inputs = {},
-              .attributes = {{"expression", c.expression},
-                             {"operands", c.operands},
-                             {"transposed", int64_t{c.transposed}}}};
+  OpCase test{
+      .type = c.gradients.empty() ? "PointwiseLinearForward" : "PointwiseLinearBackward",
+      .inputs = {},
+      .attributes = {{"expression", c.expression}, {"operands", c.operands}, {"transposed", int64_t{c.transposed}}}};
   for (int64_t i = 0; i < c.operands; ++i)
     test.inputs.push_back({i == c.one_row ? Shape{width} : Shape{c.rows, width}});
   test.inputs.push_back({c.transposed ? Shape{width, outputs} : Shape{outputs, width}});
@@ -41,25 +40,25 @@ OpCase test_case(const LayerCase& c) {
 // Blocks of 128 rows, the last of 22, and all rows at once.
 TEST(OwnPointwiseLinear, IsTheReferenceByBlocksOfEveryLength) {
   const std::string gated = "mul(silu(x0),x1)", biased = "gelu_tanh(add(x0,x1))";
-  for (const LayerCase& c : {LayerCase{},
-                             {.transposed = true, .drops = true},
-                             {.expression = gated, .operands = 2, .bias = true},
-                             {.gradients = {0, 1, 2}},
-                             {.expression = gated, .operands = 2, .drops = true, .gradients = {0, 1, 2, 3}},
-                             {.expression = gated, .operands = 2, .transposed = true, .gradients = {0, 1, 2}},
-                             {.expression = biased, .operands = 2, .one_row = 1},
-                             {.expression = biased, .operands = 2, .one_row = 1, .gradients = {0, 1, 2}},
-                             {.expression = biased, .operands = 2, .one_row = 0, .gradients = {0}},
-                             {.expression = "mul(mul(x0,x1),x2)", .operands = 3, .gradients = {0, 1, 2}},
-                             {.expression = "mul(mul(x0,x1),x2)", .operands = 3, .one_row = 1, .gradients = {0, 1, 2}}}) {
+  for (const LayerCase& c :
+       {LayerCase{},
+        {.transposed = true, .drops = true},
+        {.expression = gated, .operands = 2, .bias = true},
+        {.gradients = {0, 1, 2}},
+        {.expression = gated, .operands = 2, .drops = true, .gradients = {0, 1, 2, 3}},
+        {.expression = gated, .operands = 2, .transposed = true, .gradients = {0, 1, 2}},
+        {.expression = biased, .operands = 2, .one_row = 1},
+        {.expression = biased, .operands = 2, .one_row = 1, .gradients = {0, 1, 2}},
+        {.expression = biased, .operands = 2, .one_row = 0, .gradients = {0}},
+        {.expression = "mul(mul(x0,x1),x2)", .operands = 3, .gradients = {0, 1, 2}},
+        {.expression = "mul(mul(x0,x1),x2)", .operands = 3, .one_row = 1, .gradients = {0, 1, 2}}}) {
     expect_like_reference(test_case(c));
   }
 }
 
 TEST(OwnPointwiseLinear, GivesTheGradientsThatAreWanted) {
   for (const std::vector<int64_t>& gradients : {std::vector<int64_t>{1}, {2}, {3}, {0, 3}}) {
-    expect_like_reference(
-        test_case({.expression = "mul(gelu_tanh(x0),x1)", .operands = 2, .gradients = gradients}));
+    expect_like_reference(test_case({.expression = "mul(gelu_tanh(x0),x1)", .operands = 2, .gradients = gradients}));
   }
 }
 
@@ -68,10 +67,9 @@ TEST(OwnPointwiseLinear, TakesWorkspaceForABlockOnly) {
   const TensorId h = graph.add_source("h", {4096, 1024}, DType::f32, Role::input);
   const TensorId w = graph.add_source("w", {256, 1024}, DType::f32, Role::parameter);
   const TensorId dy = graph.add_source("dy", {4096, 256}, DType::f32, Role::input);
-  const OpId op = graph.add_op("PointwiseLinearBackward", "mlp", "mlp", {h, w, dy},
-                               {{"expression", std::string("gelu(x0)")},
-                                {"operands", int64_t{1}},
-                                {"gradients", std::vector<int64_t>{0, 1}}});
+  const OpId op = graph.add_op(
+      "PointwiseLinearBackward", "mlp", "mlp", {h, w, dy},
+      {{"expression", std::string("gelu(x0)")}, {"operands", int64_t{1}}, {"gradients", std::vector<int64_t>{0, 1}}});
   const auto kernels = open_device("cpu", 1)->kernels(graph, graph.op(op), LayoutFamily::plain);
   EXPECT_EQ(std::ranges::count_if(kernels, [](const KernelSpec& k) { return k.exact; }), 1);
   EXPECT_TRUE(kernels.front().exact);
