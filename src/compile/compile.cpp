@@ -525,10 +525,8 @@ class Division {
   Bytes lower_bound_;
 };
 
-}  // namespace
-
-std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
-                                                   const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_step(const Network& network, const Device& device, const CostTable& costs,
+                                               const CompileOptions& options) {
   const int ranks = options.optimizer.ranks;
   CompileOptions divided = options;
   if (options.zero && options.optimizer.sharding.stage == 0 && ranks > 1)
@@ -550,6 +548,49 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
     division.compile();
   }
   return std::move(division).result();
+}
+
+bool runs_wide_layers_by_rows(const Op& op) { return op.type->name.starts_with("PointwiseLinear"); }
+
+// As a training was fused, so that its weights lie as they are wanted.
+FusionOptions fusion_of(const Program& training, const Device& device, const FusionOptions& fusion) {
+  FusionOptions options = fusion_on(device, fusion);
+  if (std::ranges::none_of(training.network.graph.ops(), runs_wide_layers_by_rows))
+    options.off.emplace_back("fuse_pointwise_linear");
+  return options;
+}
+
+// The step with its wide layers undivided: what is pinned may be such a one. It is faster, if anything, only where there is
+// room for all: else it would have more to compute again. With `exact`, results must not follow the budget.
+bool may_be_undivided(const Program& by_rows, const CompileOptions& options) {
+  const auto& ops = by_rows.network.graph.ops();
+  if (std::ranges::none_of(ops, runs_wide_layers_by_rows)) return false;
+  if (!options.kernels.empty()) {
+    return std::ranges::any_of(
+        ops, [&](const Op& op) { return runs_wide_layers_by_rows(op) && !options.kernels.contains(op.name); });
+  }
+  const Plan& plan = *by_rows.plan;
+  return !options.exact && options.optimizer.ranks < 2 && !options.first_that_fits && plan.moves.empty() &&
+         plan.predicted.recompute_steps == 0 && by_rows.network.graph.op_count() <= kManyOps;
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  auto by_rows = compile_step(network, device, costs, options);
+  auto* const program = std::get_if<Program>(&by_rows);
+  if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
+  CompileOptions undivided = options;
+  undivided.fusion.off.emplace_back("fuse_pointwise_linear");
+  if (!options.kernels.empty()) return compile_step(network, device, costs, undivided);
+  undivided.name_minimum = false;
+  auto whole = compile_step(network, device, costs, undivided);
+  auto* const other = std::get_if<Program>(&whole);
+  if (other == nullptr || other->plan->predicted.step_time_ms >= program->plan->predicted.step_time_ms) return by_rows;
+  other->minimum = program->minimum;
+  other->lower_bound = program->lower_bound;
+  return whole;
 }
 
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
@@ -653,11 +694,15 @@ FusionOptions fusion_on(const Device& device, FusionOptions options) {
   const TensorId x = graph.add_source("x", {1, 1}, DType::f32, Role::input);
   const TensorId labels = graph.add_source("labels", {1}, DType::i64, Role::input);
   const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, x, labels});
-  try {
-    device.kernels(graph, graph.op(loss), LayoutFamily::plain);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    options.off.emplace_back("fuse_linear_cross_entropy");
+  const OpId layer = graph.add_op("PointwiseLinearForward", "layer", "layer", {x, x},
+                                  {{"expression", std::string("x0")}, {"operands", int64_t{1}}});
+  for (const auto& [op, pass] : {std::pair{loss, "fuse_linear_cross_entropy"}, {layer, "fuse_pointwise_linear"}}) {
+    try {
+      device.kernels(graph, graph.op(op), LayoutFamily::plain);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      options.off.emplace_back(pass);
+    }
   }
   return options;
 }
@@ -667,7 +712,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
                                                      const CompileOptions& options, Bytes arena) {
   const Stopwatch watch;
   Network evaluation = network;
-  std::vector<PassReport> passes = run_fusion_passes(evaluation, fusion_on(device, options.fusion));
+  std::vector<PassReport> passes = run_fusion_passes(evaluation, fusion_of(training, device, options.fusion));
   divide_parameters(evaluation, training.sharding, options.optimizer.ranks);
   Graph& graph = evaluation.graph;
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
@@ -687,7 +732,7 @@ std::variant<Program, Infeasible> compile_shape(const Network& network, const Pr
   OptimizerOptions optimizer = options.optimizer;
   optimizer.sharding = training.sharding;
   std::vector<PassReport> passes;
-  Network shaped = make_training_step(network, optimizer, fusion_on(device, options.fusion), &passes);
+  Network shaped = make_training_step(network, optimizer, fusion_of(training, device, options.fusion), &passes);
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
   pinned.policy = "auto";  // of the policies it alone heeds where states lie
   pinned.name_minimum = false;
@@ -702,7 +747,7 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
   Network inference = network;
   FusionOptions fusion = options.fusion;
   fusion.off.emplace_back("fuse_linear_cross_entropy");  // the logits are what is asked for
-  std::vector<PassReport> passes = run_fusion_passes(inference, fusion);
+  std::vector<PassReport> passes = run_fusion_passes(inference, fusion_on(device, fusion));
   const TensorId logits = logits_of(inference);
   if (!logits.valid()) {
     throw Error(ErrorCode::unsupported,

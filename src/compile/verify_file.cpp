@@ -148,9 +148,13 @@ class FileChecker {
     try {
       Network network = build_model(request.model, request.input);
       // What a device has no kernels for was not fused for it.
-      const bool by_rows = std::any_of(graph_.ops().begin(), graph_.ops().end(),
-                                       [](const Op& op) { return op.type->name.starts_with("LinearCrossEntropy"); });
-      run_fusion_passes(network, by_rows ? FusionOptions{} : FusionOptions{.off = {"fuse_linear_cross_entropy"}});
+      FusionOptions fused;
+      for (const auto& [type, pass] : {std::pair{"LinearCrossEntropy", "fuse_linear_cross_entropy"},
+                                       {"PointwiseLinear", "fuse_pointwise_linear"}}) {
+        const auto is_one = [&](const Op& op) { return op.type->name.starts_with(type); };
+        if (std::ranges::none_of(graph_.ops(), is_one)) fused.off.emplace_back(pass);
+      }
+      run_fusion_passes(network, fused);
       run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);
       network = make_training_network(network, request.optimizer);

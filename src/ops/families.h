@@ -25,25 +25,26 @@ std::vector<OpType> cumulative_sum_ops();        // cumulative_sum.cpp
 std::vector<OpType> fully_connected_ops();       // fully_connected.cpp
 std::vector<OpType> layer_model_ops();           // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> linear_cross_entropy_ops();  // linear_cross_entropy.cpp: a linear layer and the loss behind it
-std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
-std::vector<OpType> lrn_ops();        // lrn.cpp
-std::vector<OpType> matmul_ops();     // matmul.cpp
-std::vector<OpType> norm_ops();       // norm.cpp: layer norm, RMS norm, group norm
-std::vector<OpType> pad_ops();        // pad.cpp
-std::vector<OpType> permute_ops();    // permute.cpp
-std::vector<OpType> pointwise_ops();  // pointwise.cpp
-std::vector<OpType> pool_ops();       // pool.cpp: max and average
-std::vector<OpType> random_ops();     // random.cpp: dropout, Bernoulli, RandomNormal
-std::vector<OpType> recurrent_ops();  // recurrent.cpp: LSTM, GRU and plain recurrent layers
-std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
-std::vector<OpType> reorder_ops();    // reorder.cpp
-std::vector<OpType> reshape_ops();    // reshape.cpp: Reshape, StopGradient
-std::vector<OpType> resize_ops();     // resize.cpp: interpolation, adaptive pooling
-std::vector<OpType> softmax_ops();    // softmax.cpp
-std::vector<OpType> sort_ops();       // sort.cpp: Sort, TopK
-std::vector<OpType> sync_batch_norm_ops();  // sync_batch_norm.cpp: by the statistics of all ranks
-std::vector<OpType> take_ops();             // take.cpp: Embedding, IndexSelect, Index, Gather
-std::vector<OpType> update_ops();           // update.cpp: SGD, Adam
+std::vector<OpType> loss_ops();     // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
+std::vector<OpType> lrn_ops();      // lrn.cpp
+std::vector<OpType> matmul_ops();   // matmul.cpp
+std::vector<OpType> norm_ops();     // norm.cpp: layer norm, RMS norm, group norm
+std::vector<OpType> pad_ops();      // pad.cpp
+std::vector<OpType> permute_ops();  // permute.cpp
+std::vector<OpType> pointwise_linear_ops();  // pointwise_linear.cpp: an expression and the linear layer behind it
+std::vector<OpType> pointwise_ops();         // pointwise.cpp
+std::vector<OpType> pool_ops();              // pool.cpp: max and average
+std::vector<OpType> random_ops();            // random.cpp: dropout, Bernoulli, RandomNormal
+std::vector<OpType> recurrent_ops();         // recurrent.cpp: LSTM, GRU and plain recurrent layers
+std::vector<OpType> reduce_ops();            // reduce.cpp: Reduce, Expand, Cast
+std::vector<OpType> reorder_ops();           // reorder.cpp
+std::vector<OpType> reshape_ops();           // reshape.cpp: Reshape, StopGradient
+std::vector<OpType> resize_ops();            // resize.cpp: interpolation, adaptive pooling
+std::vector<OpType> softmax_ops();           // softmax.cpp
+std::vector<OpType> sort_ops();              // sort.cpp: Sort, TopK
+std::vector<OpType> sync_batch_norm_ops();   // sync_batch_norm.cpp: by the statistics of all ranks
+std::vector<OpType> take_ops();              // take.cpp: Embedding, IndexSelect, Index, Gather
+std::vector<OpType> update_ops();            // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     accumulate_ops,
@@ -70,6 +71,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     norm_ops,
     pad_ops,
     permute_ops,
+    pointwise_linear_ops,
     pointwise_ops,
     pool_ops,
     random_ops,

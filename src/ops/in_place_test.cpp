@@ -107,6 +107,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SoftmaxCrossEntropyBackward", {kRows, kLabels, kScalar}, {}},
         Case{"LinearCrossEntropyBackward", {kRows, {{5, 3}, {}, DType::f32}, kLabels, kScalar}, {{"gradients", kBoth}}},
         Case{"LinearCrossEntropyTraining", {kRows, {{5, 3}, {}, DType::f32}, kLabels, kScalar}, {{"gradients", kBoth}}},
+        Case{"PointwiseLinearBackward",
+             {kRows, kRows, {{5, 3}, {}, DType::f32}, {{4, 5}, {}, DType::f32}},
+             {{"expression", std::string("mul(silu(x0),x1)")},
+              {"operands", int64_t{2}},
+              {"gradients", std::vector<int64_t>{0, 1, 2}}}},
         Case{"MeanSquaredErrorBackward", {kRows, kRows, kScalar}, {}},
         Case{"SigmoidCrossEntropyBackward", {kRows, kScalar}, {{"target", 1.0}}}),
     [](const auto& info) { return fmt::format("{}{}", info.param.type, info.index); });

@@ -14,6 +14,7 @@
 #include "passes/linear_cross_entropy.h"
 #include "passes/passes.h"
 #include "passes/pointwise.h"
+#include "passes/pointwise_linear.h"
 #include "passes/rebuilder.h"
 #include "passes/split.h"
 #include "passes/sync_batch_norm.h"
@@ -200,6 +201,7 @@ int fuse_all(Network& network, const FusionPass& pass) {
 
 constexpr std::string_view kSplitPass = "split_fully_connected";
 constexpr std::string_view kPointwisePass = "fuse_pointwise";
+constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear";
 constexpr std::string_view kLinearLossPass = "fuse_linear_cross_entropy";
 
 // `action` changes the network and returns how many rewrites it made.
@@ -224,6 +226,7 @@ std::vector<std::string_view> fusion_pass_names() {
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
   names.push_back(kLinearLossPass);
   names.push_back(kPointwisePass);
+  names.push_back(kPointwiseLinearPass);
   names.push_back(kSplitPass);
   return names;
 }
@@ -246,6 +249,9 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   }
   if (is_on(kPointwisePass))
     reports.push_back(run_pass(network, kPointwisePass, [&] { return fuse_pointwise(network, Phase::forward); }));
+  if (is_on(kPointwiseLinearPass)) {
+    reports.push_back(run_pass(network, kPointwiseLinearPass, [&] { return fuse_pointwise_linear(network, options); }));
+  }
   if (is_on(kSplitPass)) {  // last: the blocks take a fused activation with them
     reports.push_back(run_pass(network, kSplitPass, [&] { return split_fully_connected(network, options); }));
   }

@@ -274,12 +274,20 @@ bool forget_busy_times(Session& session) {
 
 Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
-  const Network training = make_training_step(network, options.optimizer, fusion_on(*session.device, options.fusion));
+  const FusionOptions by_rows = fusion_on(*session.device, options.fusion);
+  FusionOptions undivided = by_rows;  // compile_training compares both; not with exact, which chooses by rule
+  undivided.off.emplace_back("fuse_pointwise_linear");
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
   std::set<CostKey> known;
   for (const auto& [key, cost] : session.costs.entries()) known.insert(key);
-  Measured measured{.kernels = measure_costs(training.graph, devices, session.costs, measure)};
+  Measured measured;
+  std::vector<FusionOptions> ways{by_rows};
+  if (!options.exact) ways.push_back(std::move(undivided));
+  for (const FusionOptions& fusion : ways) {
+    const Network training = make_training_step(network, options.optimizer, fusion);
+    measured.kernels += measure_costs(training.graph, devices, session.costs, measure);
+  }
   for (const auto& [key, cost] : session.costs.entries()) {
     if (known.contains(key)) continue;
     measured.busy += cost.busy;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/cli/small_trainings.h"
 
@@ -83,6 +84,29 @@ TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
     const Outcome resumed = run("train --resume " + path("c.safetensors") + " --steps 9 --costs estimated --json -");
     ASSERT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_EQ(last(resumed, "done")["weights_sha256"], last(whole, "done")["weights_sha256"]) << model;
+  }
+}
+
+// The wide layers run by blocks of rows, with dropout before and behind them.
+TEST_F(Language, GivesTheSameBitsByRowsUnderEveryBudget) {
+  const std::string model =
+      "gpt2:layers=2,width=48,heads=2,context=256,positions=256,vocab=64,dropout=0.1 --batch 32 --exact --memory ";
+  std::string bits;
+  for (const char* memory : {"1GiB", "34MiB", "29MiB"}) {
+    const Outcome planned = run("plan " + model + memory + " --json - --save " + path("plan.json"));
+    ASSERT_EQ(planned.code, 0) << planned.err;
+    std::ifstream saved(path("plan.json"));
+    const json plan = json::parse(saved)["plan"];
+    std::set<std::string> kernels;
+    for (const json& step : plan["steps"]) {
+      if (step["kernel"].get<std::string>().starts_with("rows=")) kernels.insert(step["kernel"]);
+    }
+    EXPECT_THAT(kernels, testing::ElementsAre("rows=2048"));
+    const Outcome trained = train(model + memory + " --steps 2");
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const std::string found = last(trained, "done")["weights_sha256"];
+    EXPECT_EQ(bits.empty() ? found : bits, found) << memory;
+    bits = found;
   }
 }
 

@@ -497,6 +497,48 @@ inline std::vector<Case> pointwise_cases() {
                        b.op("Pointwise", {b.normal({3, 333}, 0, 3)}, expression(fmt::format("{}(x0)", one)));
                      }});
   }
+  struct Wide {
+    Shape x;
+    int64_t outputs;
+    std::string text;
+    int64_t operands = 1;
+    bool transposed = false, bias = false, drops = false;
+    std::vector<int64_t> gradients = {0, 1};
+  };
+  for (const Wide& s : {Wide{{80, 12}, 7, "gelu(x0)"},
+                        {{2, 40, 16}, 8, "mul(silu(x0),x1)", 2, true, true, false, {0, 1, 2, 3}},
+                        {{70, 9}, 5, "mul(silu(x0),x1)", 2, false, true, true, {0, 1, 2}},
+                        {{3, 30, 6}, 10, "gelu_tanh(x0)", 1, true, false, true, {1}},
+                        {{1, 1}, 1, "sigmoid(x0)", 1, false, true, false, {0}}}) {
+    for (const bool backward : {false, true}) {
+      const std::string text =
+          fmt::format("{} to {} {}{}{}{}", to_string(s.x), s.outputs, s.text, s.transposed ? " transposed" : "",
+                      s.bias ? " bias" : "", s.drops ? " dropout" : "");
+      cases.push_back({backward ? "PointwiseLinearBackward" : "PointwiseLinearForward", text, [=](CaseBuilder& b) {
+                         Attributes attributes = expression(s.text);
+                         attributes.set("operands", s.operands);
+                         attributes.set("transposed", int64_t{s.transposed});
+                         const int64_t width = s.x.back();
+                         Shape y = s.x;
+                         y.back() = s.outputs;
+                         std::vector<TensorId> inputs;
+                         for (int64_t i = 0; i < s.operands; ++i) inputs.push_back(b.normal(s.x));
+                         inputs.push_back(b.normal(s.transposed ? Shape{width, s.outputs} : Shape{s.outputs, width}));
+                         if (s.drops) {
+                           attributes.set("p", 0.3);
+                           attributes.set("salt", int64_t{5});
+                           inputs.insert(inputs.end(), {b.number(3), b.seed(77, 0)});
+                         }
+                         if (backward) {
+                           attributes.set("gradients", s.gradients);
+                           inputs.push_back(b.normal(y));
+                         } else if (s.bias) {
+                           inputs.push_back(b.normal({s.outputs}));
+                         }
+                         b.op(backward ? "PointwiseLinearBackward" : "PointwiseLinearForward", inputs, attributes);
+                       }});
+    }
+  }
   for (const char* positive : {"log(x0)", "log1p(x0)", "sqrt(x0)", "rsqrt(x0)", "pow(x0,x1)", "pow(x0,2.5)"}) {
     cases.push_back({"Pointwise", positive, [=](CaseBuilder& b) {
                        b.op("Pointwise", {b.uniform({3, 333}, 0.1, 4), b.normal({3, 333})}, expression(positive));

@@ -165,13 +165,26 @@ std::unique_ptr<Kernel> make_matmul(const Graph& graph, const Op& op, std::strin
 
 }  // namespace
 
+namespace {
+
+// oneDNN's guess comes first. Of large products it is the tiled one, which copies a b that is not turned over: measured
+// 10 to 25 % slower than the other.
+const Implementation& best_of(const std::vector<Implementation>& list, const MatrixProducts& product) {
+  constexpr int64_t kLarge = int64_t{1} << 26;  // multiply-adds
+  if (product.transpose_b || product.m * product.n * product.k < kLarge) return list.front();
+  const auto gemm = std::ranges::find_if(list, &Implementation::is_gemm);
+  return gemm == list.end() ? list.front() : *gemm;
+}
+
+}  // namespace
+
 std::unique_ptr<Kernel> make_product(const Op& op, const MatrixProducts& product, bool adds, int threads) {
   const ThreadCount scope(threads);
   Products p;
   p.matrices = product;
   const dnnl_matmul_desc_t operation = describe_products(p);
   const std::vector<Implementation> list = implementations(&operation, adds ? kAdding : PrimitiveAttributes{});
-  if (!list.empty()) return make_products(op, list.front(), threads);
+  if (!list.empty()) return make_products(op, best_of(list, product), threads);
   throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): oneDNN has no kernel for products of {}x{} with {}x{}",
                                                   op.name, op.type->name, product.m, product.k, product.k, product.n));
 }

@@ -40,7 +40,8 @@ std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> pad_kernels();
 std::vector<NamedFactory> permute_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
-std::vector<NamedFactory> random_kernels();     // Dropout, Bernoulli, RandomNormal
+std::vector<NamedFactory> pointwise_linear_kernels();
+std::vector<NamedFactory> random_kernels();  // Dropout, Bernoulli, RandomNormal
 std::vector<NamedFactory> recurrent_kernels();
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling

@@ -9,12 +9,28 @@ namespace plimsoll::cpu {
 
 std::vector<NamedFactory> PLIMSOLL_OWN_KERNELS() {
   std::vector<NamedFactory> all;
-  for (auto family :
-       {attention_kernels,     batch_norm_kernels, depthwise_kernels, elementwise_kernels, linear_cross_entropy_kernels,
-        loss_kernels,          pointwise_kernels,  recurrent_kernels, reduce_kernels,      update_kernels,
-        lrn_kernels,           norm_kernels,       softmax_kernels,   random_kernels,      concat_kernels,
-        pad_kernels,           permute_kernels,    resize_kernels,    take_kernels,        sort_kernels,
-        cumulative_sum_kernels}) {
+  for (auto family : {attention_kernels,
+                      batch_norm_kernels,
+                      depthwise_kernels,
+                      elementwise_kernels,
+                      linear_cross_entropy_kernels,
+                      loss_kernels,
+                      pointwise_kernels,
+                      recurrent_kernels,
+                      reduce_kernels,
+                      update_kernels,
+                      lrn_kernels,
+                      norm_kernels,
+                      softmax_kernels,
+                      random_kernels,
+                      concat_kernels,
+                      pad_kernels,
+                      permute_kernels,
+                      resize_kernels,
+                      take_kernels,
+                      sort_kernels,
+                      cumulative_sum_kernels,
+                      pointwise_linear_kernels}) {
     for (const NamedFactory& factory : family()) all.push_back(factory);
   }
   return all;

@@ -1,24 +1,16 @@
 // A linear layer and its cross entropy by blocks of rows: the logits of a block lie in the workspace, and nowhere else.
-// Products are oneDNN's, by all threads; what is between them is divided by rows. Each length of a block is a kernel,
-// "rows=256", of its own time and workspace.
+// Products are oneDNN's, by all threads; what is between them is divided by rows.
 //
 // Rows whose labels do not count are left out: the others are gathered where they do not lie together. So the masked
 // positions alone of a masked language model cost anything.
-#include <fmt/format.h>
-
-#include <charconv>
-
 #include "device/cpu/own_loss.h"
+#include "device/cpu/own_row_blocks.h"
 #include "device/cpu/own_rows.h"
-#include "device/cpu/product.h"
 
 namespace plimsoll::cpu {
 namespace {
 
-constexpr std::string_view kPrefix = "rows=";
 constexpr int64_t kFewestRows = 32, kMostRows = 2048;
-
-int64_t up_to_line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 struct Sizes {
   int64_t rows = 0, width = 0, classes = 0;
@@ -29,29 +21,6 @@ Sizes sizes_of(const Graph& graph, const Op& op) {
   const bool transposed = op.attributes.integer("transposed", 0) != 0;
   return {x[0], x[1], w[transposed ? 1 : 0], transposed};
 }
-
-// One product for whole blocks and one for the last block, where it is smaller.
-class BlockProduct {
- public:
-  template <class Shapes>  // shapes(rows) -> MatrixProducts
-  void make(const Op& op, int64_t whole, int64_t last, int threads, const Shapes& shapes, bool adds = false) {
-    whole_ = make_product(op, shapes(whole), adds, threads);
-    if (last != whole) last_ = make_product(op, shapes(last), adds, threads);
-  }
-  int64_t scratch() const {
-    return std::max(whole_ ? whole_->workspace().count : 0, last_ ? last_->workspace().count : 0);
-  }
-  void run(bool last, const float* a, const float* b, float* y, void* scratch) const {
-    Kernel& product = *(last && last_ ? last_ : whole_);
-    void* const inputs[] = {const_cast<float*>(a), const_cast<float*>(b)};
-    void* const output = y;
-    product.bind(inputs, std::span(&output, 1), scratch);
-    product.run();
-  }
-
- private:
-  std::unique_ptr<Kernel> whole_, last_;
-};
 
 class LinearCrossEntropy : public CrossEntropy {
  public:
@@ -130,19 +99,13 @@ class LinearCrossEntropy : public CrossEntropy {
   }
 
   void lay_out_workspace() {
-    int64_t at = 0;
-    const auto place = [&](int64_t bytes) {
-      const int64_t begin = at;
-      at += up_to_line(bytes);
-      return begin;
-    };
-    const auto floats = [](int64_t count) { return count * static_cast<int64_t>(sizeof(float)); };
-    logits_at_ = place(floats(block_ * classes_));
-    numbers_at_ = place(block_ * static_cast<int64_t>(sizeof(int64_t)));
-    losses_at_ = place(block_ * static_cast<int64_t>(sizeof(RowLoss)));
-    gathered_at_ = place(gathers_ ? floats(block_ * sizes_.width) : 0);
-    scratch_at_ = place(std::max({logits_.scratch(), dx_.scratch(), dw_[0].scratch(), dw_[1].scratch()}));
-    workspace_bytes_ = {at};
+    WorkspaceLayout layout;
+    logits_at_ = layout.place_floats(block_ * classes_);
+    numbers_at_ = layout.place(block_ * static_cast<int64_t>(sizeof(int64_t)));
+    losses_at_ = layout.place(block_ * static_cast<int64_t>(sizeof(RowLoss)));
+    gathered_at_ = layout.place_floats(gathers_ ? block_ * sizes_.width : 0);
+    scratch_at_ = layout.place(std::max({logits_.scratch(), dx_.scratch(), dw_[0].scratch(), dw_[1].scratch()}));
+    workspace_bytes_ = layout.bytes();
   }
   template <class T>
   T* at(int64_t offset) const {
@@ -254,44 +217,12 @@ std::vector<KernelSpec> linear_specs(const Graph& graph, const Op& op, LayoutFam
   std::vector<int64_t> blocks;
   for (int64_t rows = kFewestRows; rows <= kMostRows && rows < sizes.rows; rows *= 2) blocks.push_back(rows);
   if (sizes.rows <= kMostRows) blocks.push_back(sizes.rows);
-  const int64_t most = kUsualLogits / (sizes.classes * static_cast<int64_t>(sizeof(float)));
-  size_t usual = 0;
-  while (usual + 1 < blocks.size() && blocks[usual + 1] <= most) ++usual;
-  std::rotate(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(usual), blocks.end());
-
-  std::vector<KernelSpec> specs;
-  for (const int64_t rows : blocks) {
-    KernelSpec spec = own_specs_row_major(graph, op, family, threads).front();
-    spec.name = fmt::format("{}{}", kPrefix, rows);
-    Graph alone;
-    std::vector<TensorId> inputs;
-    for (TensorId id : op.inputs) {
-      const Tensor& t = graph.tensor(id);
-      inputs.push_back(alone.add_source(fmt::format("{}", inputs.size()), t.shape, t.dtype, Role::input));
-    }
-    const OpId id = alone.add_op(op.type->name, op.name, op.layer, inputs, op.attributes);
-    spec.workspace = LinearCrossEntropy(alone, alone.op(id), rows, threads).workspace();
-    spec.algorithm = Algorithm::gemm;
-    // Blocks of other lengths sum a weight gradient in another order, so --exact takes one of them whatever fits.
-    spec.exact = specs.empty();
-    // Every block walks over the weights, and over their gradient twice.
-    spec.estimate = {.efficiency = 0.9 * static_cast<double>(rows) / static_cast<double>(rows + 64)};
-    specs.push_back(std::move(spec));
-  }
-  return specs;
+  put_usual_first(blocks, kUsualLogits / (sizes.classes * static_cast<int64_t>(sizeof(float))));
+  return specs_by_rows<LinearCrossEntropy>(graph, op, family, threads, blocks);
 }
 
 std::unique_ptr<Kernel> make_linear(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
-  int64_t rows = 0;
-  if (kernel.starts_with(kPrefix)) {
-    const char* end = kernel.data() + kernel.size();
-    const auto [rest, error] = std::from_chars(kernel.data() + kPrefix.size(), end, rows);
-    if (error != std::errc() || rest != end) rows = 0;
-  }
-  if (rows < 1) {
-    throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}'", op.name, op.type->name, kernel));
-  }
-  return std::make_unique<LinearCrossEntropy>(graph, op, rows, threads);
+  return std::make_unique<LinearCrossEntropy>(graph, op, rows_of_kernel(op, kernel), threads);
 }
 
 }  // namespace

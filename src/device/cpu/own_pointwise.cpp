@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "device/cpu/own_expression.h"
 #include "device/cpu/own_stretched.h"
 #include "device/cpu/own_vector.h"
 #include "ops/broadcast.h"
@@ -516,6 +517,18 @@ std::vector<KernelSpec> cast_specs(const Graph& graph, const Op& op, LayoutFamil
 }
 
 }  // namespace
+
+std::unique_ptr<Kernel> make_expression(const Expression& expression, const std::vector<bool>& stretched, int64_t rows,
+                                        int64_t width, int threads) {
+  Graph graph;
+  std::vector<TensorId> inputs;
+  for (const bool one_row : stretched) {
+    const Shape shape = one_row ? Shape{width} : Shape{rows, width};
+    inputs.push_back(graph.add_source(fmt::format("x{}", inputs.size()), shape, DType::f32, Role::input));
+  }
+  const OpId op = graph.add_op("Pointwise", "expression", "", inputs, {{"expression", to_string(expression)}});
+  return std::make_unique<PointwiseKernel>(graph, graph.op(op), threads);
+}
 
 std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_specs, make_own<CastKernel>}},

@@ -19,9 +19,9 @@ class Dropout : public OwnKernel {
         image_(image_of(graph.tensor(op.inputs[0]))),
         stream_(graph, op, 1, element_count(graph.tensor(op.inputs[0]).shape)) {
     require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
-    const double p = op.attributes.real("p");
-    threshold_ = dropout_threshold(p);
-    scale_ = static_cast<float>(1 / (1 - p));
+    p_ = op.attributes.real("p");
+    threshold_ = dropout_threshold(p_);
+    scale_ = static_cast<float>(1 / (1 - p_));
     row_major_ = image_.order == Image::Order::plain ||
                  (image_.pixels == 1 && (image_.order == Image::Order::channels_last || image_.channels % 16 == 0));
   }
@@ -38,23 +38,9 @@ class Dropout : public OwnKernel {
 
  private:
   void row_major(const RandomStream& stream) const {
-    const float* x = input(0);
-    float* y = output(0);
-    const f32x16 scale = splat(scale_);
     for_each_part(parts_, [&](int part) {
       const Range range = share(image_.elements(), part, parts_, 64);
-      for (int64_t i = range.begin; i < range.end; i += 64) {
-        uint64_t kept = kept_bits_from(stream, i, threshold_);
-        for (int64_t at = i; at < std::min(range.end, i + 64); at += kLanes, kept >>= kLanes) {
-          const uint32_t bits = static_cast<uint32_t>(kept & 0xFFFF);
-          if (at + kLanes <= range.end) {
-            store(y + at, keep_lanes(bits, load(x + at) * scale));
-          } else {
-            const int count = static_cast<int>(range.end - at);
-            store(y + at, keep_lanes(bits, load(x + at, count) * scale), count);
-          }
-        }
-      }
+      drop_elements(stream, range.begin, range.end, p_, input(0) + range.begin, output(0) + range.begin);
     });
   }
 
@@ -102,6 +88,7 @@ class Dropout : public OwnKernel {
 
   Image image_;
   DrawnStream stream_;
+  double p_ = 0;
   uint32_t threshold_ = 0;
   float scale_ = 1;
   bool row_major_ = true;

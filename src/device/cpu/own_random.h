@@ -1,6 +1,8 @@
 // Philox's draws (base/random.h), sixteen counters at a time.
 #pragma once
 
+#include <algorithm>
+
 #include "base/random.h"
 #include "device/cpu/own_vector.h"
 #include "plimsoll/graph.h"
@@ -98,6 +100,25 @@ PLIMSOLL_INLINE uint64_t kept_bits_from(const RandomStream& stream, int64_t i, u
   const uint64_t kept = kept_bits_of_blocks(stream, at / 4, threshold);
   if (at % 4 == 0) return kept;
   return kept >> at % 4 | kept_bits_of_blocks(stream, at / 4 + 16, threshold) << (64 - at % 4);
+}
+
+// Of elements [begin, end), which lie one after the other from x and y on: those that fall are 0, the others scaled.
+inline void drop_elements(const RandomStream& stream, int64_t begin, int64_t end, double p, const float* x, float* y) {
+  const uint32_t threshold = dropout_threshold(p);
+  const f32x16 scale = splat(static_cast<float>(1 / (1 - p)));
+  for (int64_t i = begin; i < end; i += 64) {
+    uint64_t kept = kept_bits_from(stream, i, threshold);
+    for (int64_t at = i; at < std::min(end, i + 64); at += kLanes, kept >>= kLanes) {
+      const uint32_t bits = static_cast<uint32_t>(kept & 0xFFFF);
+      const int64_t place = at - begin;
+      if (at + kLanes <= end) {
+        store(y + place, keep_lanes(bits, load(x + place) * scale));
+      } else {
+        const int count = static_cast<int>(end - at);
+        store(y + place, keep_lanes(bits, load(x + place, count) * scale), count);
+      }
+    }
+  }
 }
 
 }  // namespace plimsoll::cpu
