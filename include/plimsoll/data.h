@@ -1,7 +1,7 @@
 // Data sets, and the loader that prepares their batches in the background.
 //
 //   open_data("cifar10:DIR") -> DataSet: sample i of a split, as 8-bit pixels and a label
-//   Loader(data, options)    -> next(): float NCHW pixels, normalised and augmented, and i32 labels
+//   Loader(data, options)    -> next(): float pixels, NCHW or NHWC, normalised and augmented, and i32 labels
 //
 // A sample of a text is a window of token ids, and has a label for each of them.
 //
@@ -111,6 +111,7 @@ struct LoaderOptions {
   int threads = 1;             // that prepare batches beside the training, all of them the same one
   int32_t padding_label = -1;  // of rows that fill up the last batch of an evaluation
   int queue = 0;               // batches prepared at most; each costs its bytes. 0: batches_prepared()
+  bool channels_last = false;  // images are written so (Batch::channels_last)
 };
 
 // How many batches are prepared at most where `queue` says nothing: two, and one where a batch is over 4 MiB, since it is
@@ -121,6 +122,7 @@ int batches_prepared(Bytes batch, int threads);
 // Valid until the next call of release() or next().
 struct Batch {
   std::span<const float> data;      // batch x channels x height x width, row-major; none of a text:
+  bool channels_last = false;       // instead batch x height x width x channels
   std::span<const int32_t> ids;     // batch x context
   std::span<const int32_t> labels;  // LoaderOptions::padding_label for rows that fill up the last batch
   int64_t epoch = 0;

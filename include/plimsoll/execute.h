@@ -85,7 +85,9 @@ class Executor {
   // Sources and outputs, as row-major elements in the tensor's dtype; converts layouts. Sizes must match.
   void write(TensorId tensor, std::span<const std::byte> elements);
   void read(TensorId tensor, std::span<std::byte> elements) const;
-  // The same for the elements from number `first` on, so that a large tensor is saved and loaded without a copy of it.
+  // Elements that lie in `layout`: as they are where the tensor lies so too, which costs one copy and nothing else.
+  void write(TensorId tensor, const Layout& layout, std::span<const std::byte> elements);
+  // The same as the first two for the elements from number `first` on, so that a large tensor is saved and loaded without a copy of it.
   void write(TensorId tensor, int64_t first, std::span<const std::byte> elements);
   void read(TensorId tensor, int64_t first, std::span<std::byte> elements) const;
   // A state's own bytes between steps, where they are row-major in memory that the host can address; else nothing.

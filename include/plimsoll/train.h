@@ -103,6 +103,7 @@ struct EpochEvent {
   double seconds = 0;
   double lr = 0;                        // of the last step
   double images_per_second = 0;         // of the epoch's steps: evaluation and saving not counted
+  double data_wait_percent = 0;         // of these steps' time
   std::optional<double> gradient_norm;  // mean over the epoch's steps
 };
 struct DoneEvent {
@@ -112,6 +113,8 @@ struct DoneEvent {
   double images_per_second = 0;       // of the steps alone: evaluation and saving not counted
   double step_time_ms = 0;            // median of the compute of a step; of one batch, where it takes several
   double predicted_step_time_ms = 0;  // of the same, as predicted before the first step
+  double wall_time_ms = 0;            // mean of a batch, with its data: images_per_second are by this
+  double data_wait_percent = 0;       // of the wall time: until the loader had the batch
   Bytes peak, budget, process_peak;
   Bytes process;  // at most, as predicted before the first step; what was stated where memory_is says so
   std::optional<Bytes>

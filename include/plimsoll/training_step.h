@@ -86,6 +86,8 @@ class TrainingStep {
   // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on
   // another size.
   void feed(const Batch& batch);
+  // Whether images whose channels come last are copied as they are, and those in planes are not (LoaderOptions).
+  bool takes_channels_last() const;
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
   void feed_tokens(std::span<const int32_t> ids, std::span<const int32_t> labels);
   // The same for one input by its name, as row-major elements of its type. Throws Error(invalid_input) with the nearest name.
@@ -144,6 +146,7 @@ class TrainingStep {
   void write_state(size_t i, Bytes offset, std::span<const std::byte> from);
   std::vector<StateTensor> states_that_move(const Plan& next) const;
   void find_tensors();
+  void feed_channels_last(const Batch& batch);
 
   const Device& device_;
   const ExecuteOptions options_;

@@ -307,6 +307,8 @@ json done_json(const DoneEvent& d, const TrainOptions& options) {
           {"accumulate", options.optimizer.accumulate},
           {"step_time_ms", d.step_time_ms},  // these two: of one batch
           {"predicted_step_time_ms", d.predicted_step_time_ms},
+          {"wall_time_ms", d.wall_time_ms},
+          {"data_wait_percent", d.data_wait_percent},
           {"captured", d.captured},
           {"peak_bytes", d.peak.count},
           {"budget_bytes", d.budget.count},
@@ -341,11 +343,12 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options, Language 
   }
   const int64_t batches = options.optimizer.accumulate;
   const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes up to {},", batches) : "a step";
-  return fmt::format("{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}); peak {} of {}, of the process {}",
-                     d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
-                     speed_text(d.images_per_second, language), step, time_text(d.step_time_ms),
-                     time_text(d.predicted_step_time_ms), to_string(d.peak),
-                     d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget), to_string(d.process_peak));
+  return fmt::format(
+      "{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}), {} with its data, of which {:.0f} % waiting for it; peak {} of {}, of the process {}",
+      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
+      speed_text(d.images_per_second, language), step, time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
+      time_text(d.wall_time_ms), d.data_wait_percent, to_string(d.peak),
+      d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget), to_string(d.process_peak));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
@@ -382,6 +385,7 @@ json epoch_json(const EpochEvent& e) {
           {"seconds", e.seconds},
           {"lr", e.lr},
           {"images_per_second", e.images_per_second},
+          {"data_wait_percent", e.data_wait_percent},
           {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }
 

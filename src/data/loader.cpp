@@ -122,7 +122,7 @@ struct Loader::Impl {
       data->read(options.split, sample, side, scratch.image);
       prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
               {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
-              slot.data.subspan(row * sample_elements, sample_elements));
+              slot.data.subspan(row * sample_elements, sample_elements), options.channels_last);
       slot.labels[row] = scratch.image.label;
     }
     const auto clear = [&](auto values, int64_t of_row, auto value) {
@@ -233,6 +233,7 @@ const Batch& Loader::next() {
   impl.batch_ready.wait(lock, [&] { return slot.ready; });
   if (slot.error) std::rethrow_exception(slot.error);
   impl.current = {.data = slot.data,
+                  .channels_last = impl.options.channels_last,
                   .ids = slot.ids,
                   .labels = slot.labels,
                   .epoch = impl.delivered / impl.batches_per_epoch,

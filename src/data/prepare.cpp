@@ -94,6 +94,27 @@ void write_planes(const uint8_t* pixels, int64_t input_channels, int maximum, co
   }
 }
 
+// The same values, a pixel's channels side by side.
+void write_pixels(const uint8_t* pixels, int64_t input_channels, int maximum, const DataInfo& info, const Shift& shift,
+                  std::span<float> out) {
+  std::vector<Normalise> normalise;
+  for (int64_t c = 0; c < info.channels; ++c) normalise.push_back(normalise_of(info, c, maximum));
+  const std::vector<uint8_t> black(static_cast<size_t>(input_channels));
+  float* to = out.data();
+  for (int64_t y = 0; y < info.height; ++y) {
+    const int64_t from_y = y + shift.down;
+    const bool has_row = from_y >= 0 && from_y < info.height;
+    for (int64_t x = 0; x < info.width; ++x) {
+      const int64_t from_x = (shift.flip ? info.width - 1 - x : x) + shift.right;
+      const bool inside = has_row && from_x >= 0 && from_x < info.width;
+      const uint8_t* from = inside ? pixels + (from_y * info.width + from_x) * input_channels : black.data();
+      for (int64_t c = 0; c < info.channels; ++c) {
+        *to++ = normalise[c](channel_value(from, input_channels, info.channels, c));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Box centre_box(const Image& image, int64_t height, int64_t width, double share) {
@@ -170,7 +191,7 @@ int64_t smallest_side(const DataInfo& info, Split split) {
 }
 
 void prepare(const Image& image, const DataInfo& info, const Augmentation* augmentation, const SampleKey& key,
-             PrepareScratch& scratch, std::span<float> out) {
+             PrepareScratch& scratch, std::span<float> out, bool channels_last) {
   const uint8_t* pixels = image.pixels.data();
   const bool crop = augmentation != nullptr && augmentation->resized_crop;
   if (crop || image.height != info.height || image.width != info.width) {
@@ -189,7 +210,7 @@ void prepare(const Image& image, const DataInfo& info, const Augmentation* augme
     shift.down = static_cast<int64_t>(draws[1] * positions >> 32) - augmentation->padding;
     shift.right = static_cast<int64_t>(draws[2] * positions >> 32) - augmentation->padding;
   }
-  write_planes(pixels, image.channels, image.maximum, info, shift, out);
+  (channels_last ? write_pixels : write_planes)(pixels, image.channels, image.maximum, info, shift, out);
 }
 
 }  // namespace plimsoll

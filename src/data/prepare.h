@@ -1,4 +1,4 @@
-// From a stored image to what the network reads: cropped, scaled, mirrored, normalised, planar floats.
+// From a stored image to what the network reads: cropped, scaled, mirrored, normalised floats.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,9 @@ struct PrepareScratch {
 // The smallest side that read() is to give for this data set.
 int64_t smallest_side(const DataInfo& info, Split split);
 
-// Turns image into `out`, channels x height x width of info. Augmentation applies when `augmentation` is given.
+// Turns image into `out`, channels x height x width of info, or height x width x channels: the same values. Augmentation
+// applies when `augmentation` is given.
 void prepare(const Image& image, const DataInfo& info, const Augmentation* augmentation, const SampleKey& key,
-             PrepareScratch& scratch, std::span<float> out);
+             PrepareScratch& scratch, std::span<float> out, bool channels_last = false);
 
 }  // namespace plimsoll

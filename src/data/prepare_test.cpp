@@ -40,6 +40,26 @@ TEST(Prepare, NormalisesEachChannelIntoAPlaneOfItsOwn) {
   for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(out[i], expected[i], 1e-6) << i;
 }
 
+TEST(Prepare, PutsAPixelsChannelsSideBySideWithTheSameValues) {
+  Image image{.channels = 3, .height = 5, .width = 6};
+  for (int i = 0; i < 90; ++i) image.pixels.push_back(static_cast<uint8_t>(37 * i));
+  const Augmentation augmentation{.flip = true, .padding = 2};
+  for (const int64_t channels : {1, 3}) {
+    DataInfo info = info_of(channels, 5, 6);
+    info.mean.assign(channels, 0.4F);
+    info.stddev.assign(channels, 0.3F);
+    for (int64_t sample = 0; sample < 200; ++sample) {
+      const SampleKey key{.seed = 1, .epoch = 2, .sample = sample};
+      const std::vector<float> planes = prepared(image, info, &augmentation, key);
+      std::vector<float> pixels(planes.size());
+      PrepareScratch scratch;
+      prepare(image, info, &augmentation, key, scratch, pixels, true);
+      for (int64_t i = 0; i < std::ssize(planes); ++i)
+        ASSERT_EQ(pixels[i % 30 * channels + i / 30], planes[i]) << "sample " << sample << ", element " << i;
+    }
+  }
+}
+
 TEST(Prepare, TurnsGreyIntoColourAndBack) {
   const Image grey{.channels = 1, .height = 1, .width = 1, .maximum = 1, .pixels = {1}};
   EXPECT_EQ(prepared(grey, info_of(3, 1, 1)), (std::vector<float>{1, 1, 1}));

@@ -247,6 +247,21 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
   impl_->ready.device.write(storage + window.at, bytes);
 }
 
+void Executor::write(TensorId id, const Layout& layout, std::span<const std::byte> elements) {
+  const Tensor& tensor = impl_->ready.graph.tensor(id);
+  const int64_t bytes = std::ssize(elements);
+  if (bytes != storage_bytes(tensor.shape, tensor.dtype, layout).count) {
+    throw Error(ErrorCode::internal, fmt::format("tensor '{}' ({}) as '{}' has not {} bytes", tensor.name,
+                                                 to_string(tensor.shape), layout.tag, bytes));
+  }
+  if (layout == tensor.layout && !impl_->homes->has(id))
+    return impl_->ready.device.write(impl_->storage_of(id), elements);
+  const int64_t count = element_count(tensor.shape), size = element_bytes(tensor);
+  std::vector<std::byte> row_major(static_cast<size_t>(count * size));
+  gather_elements(tensor.shape, layout, size, 0, count, elements.data(), row_major.data());
+  write(id, row_major);
+}
+
 std::span<std::byte> Executor::bytes_at_rest(TensorId state) {
   const Tensor& tensor = impl_->ready.graph.tensor(state);
   if (impl_->homes->has(state) || !impl_->ready.device.host_addressable() || !tensor.layout.is_plain()) return {};

@@ -18,6 +18,7 @@ class KernelCandidates;  // kernels/layout_search.h: what the device offers and 
 struct LayoutOptions {
   std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table
   std::map<std::string, Layout, std::less<>> pinned;  // layouts of states, by name: an evaluation uses the training's
+  TensorId fed;  // comes from outside in whatever layout its readers like best; other inputs are row-major
   std::map<std::string, std::string, std::less<>> pinned_kernels;  // by op name: a resumed run repeats its kernels
   Bytes workspace_limit{
       INT64_MAX};  // per op: a kernel above it is taken only where no other runs the op; not with `exact`

@@ -39,6 +39,7 @@ class LayoutSearch {
       }
       if (state.after != state.before) state_before_[state.after] = state.before;
     }
+    if (options.fed.valid()) decided_[options.fed] = false;
     for (TensorId id : graph.outputs) is_output_[id] = true;
     allowed_.resize(candidates.class_count());
   }
@@ -354,7 +355,7 @@ class LayoutSearch {
   const LayoutOptions& options_;
   ById<TensorId, std::vector<OpId>> readers_;
   ById<TensorId, Layout> made_;
-  ById<TensorId, char> decided_;           // by tensor: false for a state that nobody has read yet
+  ById<TensorId, char> decided_;           // by tensor: false for a state, or what is fed, that nobody has read yet
   ById<TensorId, TensorId> state_before_;  // by tensor that a state becomes
   ById<TensorId, char> is_output_;
   bool outputs_differ_ = false;  // among the kernels of the op being decided: only then do its readers matter

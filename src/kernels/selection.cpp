@@ -43,6 +43,7 @@ LaidOut KernelSelection::lay_out(const Choice& choice, Bytes asked) {
   LaidOut result{network_.graph, {}};
   LayoutOptions options{.family = choice.family,
                         .pinned = options_.state_layouts,
+                        .fed = device_.host_addressable() ? TensorId{} : network_.data,
                         .pinned_kernels = options_.kernels,
                         .workspace_limit = std::min(choice.limit, asked),
                         .asked_limit = options_.exact ? std::min(choice.limit, asked) : asked,

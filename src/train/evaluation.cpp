@@ -62,7 +62,8 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
                        .part = ranks != nullptr ? ranks->rank() : 0,
                        .parts = ranks != nullptr ? ranks->size() : 1,
                        .seed = seed,
-                       .padding_label = padding_label(network)});
+                       .padding_label = padding_label(network),
+                       .channels_last = step_->takes_channels_last()});
   const auto pinned = pin_batches(loader, device_);
   step_->start_at(0, seed);
   if (ranks != nullptr && has_collectives_) check_same_collectives(*ranks, step_->program());

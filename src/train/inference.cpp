@@ -124,8 +124,17 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
 }
 
 Inference::Answers Inference::run(std::span<const float> data, std::span<const int32_t> labels) {
-  const auto counted = std::ssize(labels) - std::ranges::count(labels, padding_label());
   step_->feed(data, labels);
+  return answers(labels);
+}
+
+Inference::Answers Inference::run(const Batch& batch) {
+  step_->feed(batch);
+  return answers(batch.labels);
+}
+
+Inference::Answers Inference::answers(std::span<const int32_t> labels) {
+  const auto counted = std::ssize(labels) - std::ranges::count(labels, padding_label());
   step_->run(0);
   step_->executor().read(logits_, std::as_writable_bytes(std::span(scores_)));
   return {.loss_sum = step_->loss() * rows_of_loss(step_->program().network, input_.batch, counted), .logits = scores_};
@@ -153,7 +162,8 @@ Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data
                        .batch = network.batch(),
                        .seed = seed,
                        .threads = workers,
-                       .padding_label = network.padding_label()});
+                       .padding_label = network.padding_label(),
+                       .channels_last = network.takes_channels_last()});
   const auto pinned = pin_batches(loader, network.device());
   Assessment result;
   result.language = is_language_model(network.network());
@@ -169,7 +179,7 @@ Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data
       continue;
     }
     const std::vector<int32_t> labels(batch.labels.begin(), batch.labels.begin() + batch.count);
-    const Inference::Answers answers = network.run(batch.data, batch.labels);
+    const Inference::Answers answers = network.run(batch);
     loader.release();
     result.loss += answers.loss_sum;
     for (size_t row = 0; row < labels.size(); ++row) {

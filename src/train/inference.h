@@ -40,6 +40,7 @@ class Inference {
   };
   // Rows without a sample have the label -1.
   Answers run(std::span<const float> data, std::span<const int32_t> labels);
+  Answers run(const Batch& batch);
   // Of a language model, whose samples are windows: the sum of the loss over a batch's windows; and of a batch of one window,
   // the scores of the token that follows number `at` of it, until the next run.
   double loss_sum(const Batch& batch);
@@ -55,9 +56,12 @@ class Inference {
   Bytes process() const { return stated_; }  // at most: as stated, or as predicted
   Bytes peak() const { return step_->executor().measured_peak(); }
   const Device& device() const { return *session_.device; }
+  bool takes_channels_last() const { return step_->takes_channels_last(); }
   const Network& network() const { return step_->program().network; }
 
  private:
+  Answers answers(std::span<const int32_t> labels);
+
   ModelInput input_;
   Session session_;
   ProcessMemory process_;

@@ -260,7 +260,7 @@ class Training {
   void keep_first_times();
   TrainingStep make_step();
   TrainingPlace begin_states(TrainingStep& step) const;
-  Loader make_loader(const TrainingPlace& place) const;
+  Loader make_loader(const TrainingPlace& place, const TrainingStep& step) const;
   std::optional<Evaluation> make_evaluation(const Executor& executor) const;
   DoneEvent train(TrainingStep& step);
   void complete(DoneEvent& done, const TrainingStep& step);
@@ -586,7 +586,7 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
 
-Loader Training::make_loader(const TrainingPlace& place) const {
+Loader Training::make_loader(const TrainingPlace& place, const TrainingStep& step) const {
   LoaderOptions loading{.split = Split::train,
                         .batch = own_batch(options_),
                         .part = options_.communicator ? options_.communicator->rank() : 0,
@@ -594,7 +594,8 @@ Loader Training::make_loader(const TrainingPlace& place) const {
                         .seed = options_.seed,
                         .epoch = place.epoch,
                         .first_batch = place.batch_in_epoch,
-                        .threads = options_.workers};
+                        .threads = options_.workers,
+                        .channels_last = step.takes_channels_last()};
   if (options_.augment) loading.augmentation = data_->info().augmentation;
   return Loader(data_, loading);
 }
@@ -670,7 +671,7 @@ void Training::swap_plans(TrainingStep& step) {
 
 DoneEvent Training::train(TrainingStep& step) {
   const TrainingPlace place = begin_states(step);
-  Loader loader = make_loader(place);
+  Loader loader = make_loader(place, step);
   const auto pinned = pin_batches(loader, *session_.device, notice_);
   std::optional<Evaluation> evaluation = make_evaluation(step.executor());
   watch_crowd(step);

@@ -16,6 +16,8 @@ namespace {
 
 constexpr size_t kTimesKept = 4096;
 
+double percent_of(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+
 }  // namespace
 
 TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const TrainingPlace& place)
@@ -47,6 +49,8 @@ DoneEvent TrainingLoop::run() {
   done_.training_seconds = watch.seconds();
   const double images = static_cast<double>(batches_done_ * parts_.options.batch);
   done_.images_per_second = step_seconds_ > 0 ? images / step_seconds_ : 0;
+  done_.wall_time_ms = batches_done_ > 0 ? 1000 * step_seconds_ / static_cast<double>(batches_done_) : 0;
+  done_.data_wait_percent = percent_of(waiting_seconds_, step_seconds_);
   done_.step_time_ms = median(std::move(times_));
   return done_;
 }
@@ -92,7 +96,9 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   const bool had_chosen = has_chosen();
   const Stopwatch watch;
   const double lr = learning_rate(options.schedule, place_.step, steps_per_epoch_, total_steps_);
-  parts_.training_step.feed(loader_.next());
+  const Batch& batch = loader_.next();
+  const double waited = watch.seconds();
+  parts_.training_step.feed(batch);
   loader_.release();
   const double ms = 1000 * parts_.training_step.run(lr, batches_of_step());
   ++place_.batch_in_epoch;
@@ -120,7 +126,9 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   keep_time(ms, had_chosen);
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
+  waiting_seconds_ += waited;
   sums.seconds += seconds;
+  sums.waiting += waited;
   step_.loss += loss;
   step_.seconds += seconds;
   ++step_.batches;
@@ -184,6 +192,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     event.train_accuracy = sums.has_correct ? sums.correct / static_cast<double>(sums.seen) : 0;
     event.lr = sums.lr;
     if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen) / sums.seconds;
+    event.data_wait_percent = percent_of(sums.waiting, sums.seconds);
     if (sums.has_norm && sums.steps > 0) event.gradient_norm = sums.norm / static_cast<double>(sums.steps);
   }
   const bool last = place_.step >= total_steps_;

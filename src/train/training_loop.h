@@ -51,7 +51,7 @@ class TrainingLoop {
     double loss = 0, correct = 0;
     int64_t seen = 0, steps = 0;
     bool has_correct = true;
-    double lr = 0, seconds = 0, norm = 0;
+    double lr = 0, seconds = 0, waiting = 0, norm = 0;
     bool has_norm = false;
   };
   // What the batches of a step had, of those that ran in this process.
@@ -88,6 +88,7 @@ class TrainingLoop {
   std::vector<double> times_;  // of the last batches, for the median
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
+  double waiting_seconds_ = 0;
   int64_t saved_at_step_ = -1;
   bool saves_ = false;  // this rank, or the first with pieces of this one
   bool chosen_ = false, stopped_ = false, save_failed_ = false;

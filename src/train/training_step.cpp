@@ -16,6 +16,7 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kChunk = 1 << 20;  // of a checkpoint
+constexpr const char* kChannelsLast = "acdb";
 
 template <class T>
 void write_scalar(Executor& executor, TensorId id, T value) {
@@ -112,7 +113,22 @@ void TrainingStep::go_on_from(const TrainingStep& other) {
 
 void TrainingStep::feed(const Batch& batch) {
   if (!batch.ids.empty()) return feed_tokens(batch.ids, batch.labels);
+  if (batch.channels_last) return feed_channels_last(batch);
   feed(batch.data, program_->network.labels.valid() ? batch.labels : std::span<const int32_t>());
+}
+
+bool TrainingStep::takes_channels_last() const {
+  const Network& network = program_->network;
+  return network.data.valid() && network.graph.tensor(network.data).layout.tag == kChannelsLast;
+}
+
+void TrainingStep::feed_channels_last(const Batch& batch) {
+  const Network& network = program_->network;
+  expect_size(network.graph, network.data, batch.data.size(), "elements");
+  executor_->write(network.data, Layout{kChannelsLast}, std::as_bytes(batch.data));
+  if (!network.labels.valid()) return;
+  expect_size(network.graph, network.labels, batch.labels.size(), "labels");
+  executor_->write(network.labels, std::as_bytes(batch.labels));
 }
 
 void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "plimsoll/data.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {
@@ -119,6 +120,25 @@ TEST(TrainingStep, LearnsWhatItIsFed) {
 }
 
 // A plan that has everything elsewhere, states too, and then the first one again.
+TEST(TrainingStep, TakesBatchesInEitherLayoutWhateverItsOwn) {
+  const auto device = open_device("cpu", 1);
+  const auto data = open_data("synthetic:16", {.channels = 3, .height = 32, .width = 32});
+  for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+    std::vector<std::string> weights;
+    for (const bool channels_last : {false, true}) {
+      TrainingStep step(program_of(*device, {.policy = "liveness", .family = family}), *device);
+      step.initialize(3);
+      Loader loader(data, {.batch = 4, .channels_last = channels_last});
+      for (int i = 0; i < 3; ++i) {
+        step.feed(loader.next());
+        step.run(0.01);
+      }
+      weights.push_back(step.weights_sha256());
+    }
+    EXPECT_EQ(weights[0], weights[1]) << to_string(family);
+  }
+}
+
 TEST(TrainingStep, GoesOnWithAnotherPlanAsIfNothingHadHappened) {
   const auto device = open_device("cpu", 1);
   const CompileOptions adam{.policy = "liveness", .optimizer = {.name = "adam"}};

@@ -86,6 +86,9 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
   EXPECT_GT(step_ms, 0);
   EXPECT_LT(step_ms, 1000 * seconds);
   EXPECT_GE(images_per_second, 5 * 16 / seconds) << "evaluation and saving are not counted";
+  EXPECT_NEAR(done.at("wall_time_ms").get<double>() * images_per_second, 16 * 1000, 1e-3);
+  EXPECT_GE(done.at("data_wait_percent"), 0);
+  EXPECT_LT(done.at("data_wait_percent"), 100);
   EXPECT_NEAR(done.at("loss"), std::log(10), 0.5) << "as of a guess, so early";
   EXPECT_GE(done.at("accuracy"), 0);
   EXPECT_LE(done.at("accuracy"), 1);

@@ -307,32 +307,34 @@ inline std::vector<Case> loss_cases() {
   struct Linear {
     int64_t n, width, classes;
     bool transposed = false, bias = false;
-    std::string gradients = "xw";
+    std::string gradients = "xw", reduction = "mean";
   };
   for (const Linear& s : {Linear{8, 5, 10},
                           {80, 20, 37, true},
                           {70, 16, 100, false, true, "xwb"},
                           {40, 7, 9, true, true, "wb"},
+                          {150, 6, 5, false, true, "xwb", "sum"},
                           {1, 1, 1, false, false, "x"}}) {
     const std::string text =
         fmt::format("{}x{}x{}{}{}", s.n, s.width, s.classes, s.transposed ? " transposed" : "", s.bias ? " bias" : "");
     for (const std::string type :
          {"LinearCrossEntropyForward", "LinearCrossEntropyBackward", "LinearCrossEntropyTraining"}) {
-      cases.push_back({type, text, [=](CaseBuilder& b) {
-                         Attributes attributes = {{"transposed", int64_t{s.transposed}},
-                                                  {"label_smoothing", 0.1},
-                                                  {"reduction", std::string("mean")},
-                                                  {"ignore_index", int64_t{-1}}};
-                         const Shape weights = s.transposed ? Shape{s.width, s.classes} : Shape{s.classes, s.width};
-                         std::vector<TensorId> inputs = {b.normal({s.n, s.width}), b.normal(weights),
-                                                         b.wide_labels(s.n, s.classes, -1)};
-                         if (type != "LinearCrossEntropyForward") {
-                           inputs.push_back(b.scalar(0.7));
-                           attributes.set("gradients", s.gradients);
-                         }
-                         if (s.bias) inputs.push_back(b.normal({s.classes}));
-                         b.op(type, inputs, attributes);
-                       }});
+      cases.push_back(
+          {type, text, [=](CaseBuilder& b) {
+             Attributes attributes = {
+                 {"transposed", int64_t{s.transposed}}, {"label_smoothing", 0.1}, {"reduction", s.reduction}};
+             const bool wide = s.reduction == "mean";
+             if (wide) attributes.set("ignore_index", int64_t{-1});
+             const Shape weights = s.transposed ? Shape{s.width, s.classes} : Shape{s.classes, s.width};
+             std::vector<TensorId> inputs = {b.normal({s.n, s.width}), b.normal(weights),
+                                             wide ? b.wide_labels(s.n, s.classes, -1) : b.labels(s.n, s.classes, true)};
+             if (type != "LinearCrossEntropyForward") {
+               inputs.push_back(b.scalar(0.7));
+               attributes.set("gradients", s.gradients);
+             }
+             if (s.bias) inputs.push_back(b.normal({s.classes}));
+             b.op(type, inputs, attributes);
+           }});
     }
   }
   for (const Shape& shape : any_shapes()) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "cost/signature.h"
@@ -161,6 +162,26 @@ struct Example {
     return choose_layouts(copy, device, costs, options).kernels[conv.index].kernel;
   }
 };
+
+TEST(CudaChoice, ALanguageModelsLossIsMadeByRowsOfWhichExactTakesOneNumber) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
+  EXPECT_TRUE(fusion_on(*device, {}).off.empty());
+  Graph graph;
+  const TensorId x = graph.add_source("x", {1024, 64}, DType::f32, Role::activation);
+  const TensorId w = graph.add_source("w", {50000, 64}, DType::f32, Role::activation);
+  const TensorId labels = graph.add_source("labels", {1024}, DType::i64, Role::activation);
+  const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, w, labels});
+  std::vector<std::string> exact;
+  std::map<std::string, Bytes> workspaces;
+  for (const KernelSpec& spec : device->kernels(graph, graph.op(loss), LayoutFamily::plain)) {
+    if (spec.exact) exact.push_back(spec.name);
+    workspaces[spec.name] = spec.workspace;
+  }
+  EXPECT_EQ(exact, (std::vector<std::string>{"rows=256"}));  // logits of up to 64 MiB
+  EXPECT_EQ(workspaces.count("rows=256:tf32"), 1u);
+  EXPECT_LT(workspaces.at("rows=64"), 16_MiB);
+  EXPECT_GT(workspaces.at("rows=1024"), 195_MiB);
+}
 
 TEST(CudaChoice, WhatCudnnDoesNotTakeWholeItTakesInParts) {
   const Example e({8, 4, 9, 9});

@@ -84,6 +84,9 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   }
   size_t allocations() const { return allocated_.size(); }
   Bytes copied() const { return {bytes_copied_}; }  // in any direction
+  Bytes copied_unpinned() const {
+    return {bytes_unpinned_};
+  }  // of these, to or from memory of the host's that is not pinned
   const std::map<void*, size_t>& pinned() const { return pinned_; }
   const std::map<std::string, int>& calls() const { return calls_; }
 
@@ -192,6 +195,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
     }
     expect_direction(to, from, bytes, direction);
     bytes_copied_ += static_cast<int64_t>(bytes);
+    if (host != nullptr && !is_pinned(host, bytes)) bytes_unpinned_ += static_cast<int64_t>(bytes);
     ask(queue, [=] { std::memcpy(to, from, bytes); });
   }
   void fill(Queue queue, void* at, int byte, size_t bytes) override {
@@ -570,7 +574,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   bool records_ = true;
   int64_t most_terms_ = INT64_MAX;
   int captures_ = 0, device_ = 0;
-  int64_t bytes_copied_ = 0;
+  int64_t bytes_copied_ = 0, bytes_unpinned_ = 0;
   FakeDoor* peer_ = nullptr;
   std::unique_ptr<Capture> capture_;
   double ticks_ = 0;

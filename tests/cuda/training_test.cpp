@@ -10,9 +10,11 @@
 #include "bench/heaps.h"
 #include "device/cuda/device.h"
 #include "plimsoll/compile.h"
+#include "plimsoll/data.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/training_step.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/write_inputs.h"
@@ -127,6 +129,28 @@ TEST(CudaTimes, AreThoseOfEachCapturedStepWhereThatIsAskedFor) {
         EXPECT_LT(longest(), 1);
       }
     }
+  }
+}
+
+// Nothing of a batch is converted, nor copied from memory that the GPU cannot read by itself.
+TEST(CudaFeeding, CopiesBatchesFromWhereTheLoaderWroteThem) {
+  for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+    const auto door = std::make_shared<FakeDoor>(3);
+    const auto cuda = cuda::open_behind(door, "cuda:0", false);
+    TrainingStep step(program_of(*cuda, "lenet", {.policy = "liveness", .family = family}), *cuda);
+    for (const Op& op : step.program().network.graph.ops()) {
+      EXPECT_FALSE(op.type->name == "Reorder" && op.inputs[0] == step.program().network.data) << op.name;
+    }
+    EXPECT_EQ(step.takes_channels_last(), family == LayoutFamily::channels_last);
+    Loader loader(open_data("synthetic:8", {.channels = 3, .height = 32, .width = 32}),
+                  {.batch = 2, .channels_last = step.takes_channels_last()});
+    const auto pinned = cuda->pin(loader.buffer());
+    const Batch& batch = loader.next();
+    const Bytes before = door->copied(),
+                whole{static_cast<int64_t>(batch.data.size_bytes() + batch.labels.size_bytes())};
+    step.feed(batch);
+    EXPECT_EQ(door->copied() - before, whole);
+    EXPECT_EQ(door->copied_unpinned(), 0_B);
   }
 }
 

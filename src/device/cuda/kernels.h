@@ -51,6 +51,7 @@ std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> sync_batch_norm_kernels();  // without its collectives
 std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> linear_cross_entropy_kernels();
 std::vector<NamedFactory> matmul_kernels();
 std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> recurrent_kernels();

@@ -1,48 +1,16 @@
 // Losses.
 #include <algorithm>
 
-#include "device/cuda/kernels.h"
+#include "device/cuda/kernels_loss.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
 
-class CrossEntropyKernel : public CudaKernel {
- public:
-  CrossEntropyKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op),
-        rows_(graph.tensor(op.inputs[0]).shape[0]),
-        classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(op.attributes.real("label_smoothing", 0)),
-        wide_(graph.tensor(op.inputs[1]).dtype == DType::i64),
-        ignores_(op.attributes.has("ignore_index")),
-        ignored_(op.attributes.integer("ignore_index", -1)) {
-    const std::string reduction = op.attributes.text("reduction", "");
-    if (reduction == "mean") reduction_ = LossReduction::mean;
-    if (reduction == "sum") reduction_ = LossReduction::sum;
-  }
-
- protected:
-  Labels labels() const {
-    return {.narrow = wide_ ? nullptr : input<int32_t>(1),
-            .wide = wide_ ? input<int64_t>(1) : nullptr,
-            .ignored = ignored_,
-            .ignores = ignores_};
-  }
-
-  int64_t rows_, classes_;
-  double smoothing_;
-  LossReduction reduction_ = LossReduction::mean_of_all;
-
- private:
-  bool wide_, ignores_;
-  int64_t ignored_;
-};
-
 class SoftmaxForwardKernel final : public CrossEntropyKernel {
  public:
   SoftmaxForwardKernel(const Context& context, const Graph& graph, const Op& op)
-      : CrossEntropyKernel(context, graph, op) {
+      : CrossEntropyKernel(context, graph, op, 1, graph.tensor(op.inputs[0]).shape[1]) {
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph& graph, const Op& op) {
@@ -66,7 +34,7 @@ class SoftmaxForwardKernel final : public CrossEntropyKernel {
 class SoftmaxBackwardKernel final : public CrossEntropyKernel {
  public:
   SoftmaxBackwardKernel(const Context& context, const Graph& graph, const Op& op)
-      : CrossEntropyKernel(context, graph, op) {
+      : CrossEntropyKernel(context, graph, op, 1, graph.tensor(op.inputs[0]).shape[1]) {
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph&, const Op&) { return {static_cast<int64_t>(sizeof(float))}; }

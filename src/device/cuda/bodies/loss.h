@@ -1,7 +1,7 @@
 // Losses (ops/loss.cpp). A label beyond the classes makes the loss NaN: a kernel cannot refuse it.
 #pragma once
 
-#include "device/cuda/bodies/common.h"
+#include "device/cuda/bodies/sums.h"
 
 namespace plimsoll::cuda {
 
@@ -27,6 +27,9 @@ struct Labels {
   const int64_t* wide;
   int64_t ignored;
   bool ignores;  // only the label `ignored` counts nothing; else any below 0
+  PLIMSOLL_BODY Labels from(int64_t row) const {
+    return {narrow != nullptr ? narrow + row : nullptr, wide != nullptr ? wide + row : nullptr, ignored, ignores};
+  }
   PLIMSOLL_BODY int64_t at(int64_t row) const {
     const int64_t label = narrow != nullptr ? narrow[row] : wide[row];
     return (ignores ? label == ignored : label < 0) ? kIgnoredLabel : label;
@@ -150,6 +153,37 @@ struct SoftmaxBackward {
     const int64_t label = labels.at(d.quotient);
     const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
     dlogits[i] = label == kIgnoredLabel ? 0 : *scale * (probabilities[i] - target);
+  }
+};
+
+// Of a layer and its loss by blocks of rows (ops/linear_cross_entropy.cpp): the logits become their gradients.
+struct LogitGradients {
+  using Kind = EachElement;
+  float* logits;
+  const SoftmaxRow* rows;
+  Labels labels;
+  const float* scale;
+  int64_t classes;
+  float smoothing;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division d = divide(i, classes);
+    const int64_t label = labels.at(d.quotient);
+    const float probability = expf(static_cast<float>(logits[i] - rows[d.quotient].log_sum));
+    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
+    logits[i] = label == kIgnoredLabel ? 0 : *scale * (probability - target);
+  }
+};
+// Sums by column that several blocks of rows make together.
+struct AddTotals {
+  using Kind = EachElement;
+  float* totals;
+  const SumPair* sums;  // [column][piece]
+  int64_t pieces;
+  bool adds;
+  PLIMSOLL_BODY void run(int64_t c) const {
+    double sum = adds ? totals[c] : 0;
+    for (int64_t p = 0; p < pieces; ++p) sum += sums[c * pieces + p].a;
+    totals[c] = static_cast<float>(sum);
   }
 };
 
