@@ -15,7 +15,8 @@ namespace {
 class WideLayers : public ::testing::Test {
  protected:
   const std::unique_ptr<Device> device_ = open_device("cpu", 2);
-  const Network network_ = build_model("gpt2:layers=2,width=48,heads=2,context=256,positions=256,vocab=64", {.batch = 32, .channels = 1, .height = 1, .width = 256, .classes = 64});
+  const Network network_ = build_model("gpt2:layers=2,width=48,heads=2,context=256,positions=256,vocab=64",
+                                       {.batch = 32, .channels = 1, .height = 1, .width = 256, .classes = 64});
 
   static bool is_by_rows(const Program& program) {
     return std::ranges::any_of(program.network.graph.ops(),
