@@ -43,7 +43,8 @@ struct Gradients {
   const float* inv_std;
   const uint8_t* mask;
   PLIMSOLL_BODY SumPair term(int64_t c, int64_t at) const {
-    const double g = counts(mask, at) ? dy[at] : 0;
+    const float given = dy[at];  // read whether it counts or not: nothing waits for the mask
+    const double g = counts(mask, at) ? given : 0;
     return {g, g * (static_cast<double>(x[at]) - mean[c]) * inv_std[c]};
   }
 };

@@ -6,8 +6,8 @@ namespace {
 
 constexpr int64_t kMostBlocks = 1 << 20;  // of a grid; further elements are taken in turn
 
-// Each kernel is compiled twice: for launches so small that the compiler sees all index arithmetic in 32 bits, with what a
-// thread's few elements add (`Index` is uint32_t), and for all others.
+// Each kernel is compiled for launches so small that the compiler sees all index arithmetic in 32 bits, with what a thread's
+// few elements add (`Index` is uint32_t), and for all others; by fours for the former only.
 constexpr int64_t kSmall = int64_t{1} << 28;
 __device__ __forceinline__ int64_t seen(uint32_t i) { return i & (kSmall - 1); }
 __device__ __forceinline__ int64_t seen(int64_t i) { return i; }
@@ -20,11 +20,11 @@ __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ B
 }
 
 // The last thread has what is left of a four.
-template <class Body, class Index>
-__global__ void __launch_bounds__(kBlock) each_four(const __grid_constant__ Body body, Index fours, int rest) {
-  const Index step = static_cast<Index>(gridDim.x) * kBlock;
+template <class Body>
+__global__ void __launch_bounds__(kBlock) each_four(const __grid_constant__ Body body, uint32_t fours, int rest) {
+  const uint32_t step = gridDim.x * kBlock;
 #pragma unroll 1
-  for (Index i = static_cast<Index>(blockIdx.x) * kBlock + threadIdx.x; i <= fours; i += step) {
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i <= fours; i += step) {
     if (i < fours) {
       body.four(4 * seen(i));
     } else {
@@ -58,6 +58,13 @@ struct Launcher {
   static void launch(const void* parameters, int64_t count, cudaStream_t stream) {
     static_assert(std::is_trivially_copyable_v<Body> && sizeof(Body) <= 4000);
     const Body& body = *static_cast<const Body*>(parameters);
+    if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
+      if (count / 4 < kSmall && body.by_four()) {
+        each_four<<<blocks(count / 4 + 1), kBlock, 0, stream>>>(body, static_cast<uint32_t>(count / 4),
+                                                                static_cast<int>(count % 4));
+        return;
+      }
+    }
     if (count < kSmall) {
       ask(body, static_cast<uint32_t>(count), stream);
     } else {
@@ -73,15 +80,9 @@ struct Launcher {
   static void ask(const Body& body, Index count, cudaStream_t stream) {
     if constexpr (std::is_same_v<typename Body::Kind, EachBlock>) {
       each_block<<<static_cast<unsigned>(smaller(count, kMostBlocks)), kBlock, 0, stream>>>(body, count);
-      return;
-    } else if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
-      if (body.by_four()) {
-        each_four<<<blocks(count / 4 + 1), kBlock, 0, stream>>>(body, count / 4, static_cast<int>(count % 4));
-        return;
-      }
-    }
-    if constexpr (!std::is_same_v<typename Body::Kind, EachBlock>)
+    } else {
       each_element<<<blocks(count), kBlock, 0, stream>>>(body, count);
+    }
   }
 };
 
