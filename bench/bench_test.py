@@ -2,6 +2,7 @@
 import contextlib
 import io
 import pathlib
+import sys
 import tempfile
 import types
 import unittest
@@ -10,6 +11,9 @@ from unittest import mock
 import bench
 import records
 import tables
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "scripts"))
+from gpu.bench import moved_bytes  # noqa: E402
 
 MACHINE = {"cpu": "some", "cores": 2, "memory_mib": 8192, "device": "some, 2 threads", "compiler": "g++"}
 
@@ -24,6 +28,13 @@ OLD, NEW = run_of("aaaaaaa", "2026-01-01 10:00"), run_of("bbbbbbb", "2026-01-02 
 def predicted(model, predicted_ms=(10, 10), measured_ms=(10, 12), predicted_peak=(64, 64), measured_peak=(64, 64)):
     return {"model": model, "batch": 8, "predicted_ms": list(predicted_ms), "measured_ms": list(measured_ms), "predicted_peak": list(predicted_peak),
             "measured_peak": list(measured_peak)}
+
+
+class OwnKernels(unittest.TestCase):
+    def test_move_each_input_and_output_once(self):
+        self.assertEqual(moved_bytes("ReluForward(4x6x2 f32 acdb)->(4x6x2 f32 acdb)"), 2 * 4 * 48)
+        self.assertEqual(moved_bytes("MaxPoolBackward{kernel=[2,2]}(2x8 f32, 2x8 u8, 16 bit)->(scalar f32)"), 64 + 16 + 2 + 4)
+        self.assertEqual(moved_bytes("Constant{shape=[] value=1}()->(3 i64)"), 24)
 
 
 class InFolder(unittest.TestCase):

@@ -1,8 +1,10 @@
 """What a check works with: Plimsoll and PyTorch as processes, the time that is left, and where results go."""
 import collections
 import json
+import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -128,6 +130,7 @@ class Bench:
             return None
         done, plan = run["done"], run["plan"]
         return {"model": model, "batch": batch, "images_per_second": batch / done["step_time_ms"] * 1000, "step_ms": done["step_time_ms"],
+                "wall_images_per_second": done["images_per_second"], "data_wait_percent": done["data_wait_percent"],
                 "predicted_ms": done["predicted_step_time_ms"], "peak_bytes": done["peak_bytes"], "captured": done["captured"],
                 "layout": plan["layout"], "policy": plan["policy"]}
 
@@ -155,6 +158,16 @@ def theirs(torch, name="PyTorch"):
     if "torch_error" in torch:
         return f", {name}: {torch['torch_error']}"
     return f", {name} {torch['torch_images_per_second']:.1f} ({torch['torch_layout']})" if torch else ""
+
+
+def moved_bytes(signature):
+    """Of an op's inputs and outputs, each once: "Add(4x6 f32, 4x6 f32)->(4x6 f32)"."""
+    bits = {"f32": 32, "f64": 64, "i32": 32, "i64": 64, "u8": 8, "bit": 1}
+    total = 0
+    for tensors in re.search(r"\(([^()]*)\)->\(([^()]*)\)$", signature).groups():
+        for shape, dtype in (tensor.split(" ")[:2] for tensor in tensors.split(", ") if tensor):
+            total += (math.prod(map(int, shape.split("x"))) if shape != "scalar" else 1) * bits[dtype]
+    return total // 8
 
 
 def overlap(path):

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import typing
 
-from gpu.bench import overlap, reason, theirs
+from gpu.bench import moved_bytes, overlap, reason, theirs
 
 GIB = 1 << 30
 
@@ -24,6 +24,7 @@ class Scale:
     one: str       # the network of checks that run a single one
     exact: tuple   # (batch, a share of its memory, a smaller share)
     deep: tuple    # (network, its N, batch): more layers than SuperNeurons' deepest has
+    own: dict      # batch of each network whose ops our own kernels are timed on
     memory: str = "12GiB"
     host: str = "96GiB"
     searched: int = 4  # times the paper's batch, or the N of `deep`, at most
@@ -36,9 +37,9 @@ FULL = Scale(
     heaps={"alexnet": (128, 1.12), "vgg16": (16, 1.19), "inception4": (16, 1.48), "resnet50": (16, 1.53), "resnet101": (16, 1.68),
            "resnet152": (16, 1.77)},
     steps=(("lenet", 32, ()), ("alexnet", 8, ()), ("resnet20", 16, ()), ("resnet20", 16, ("--optimizer", "adam")), ("dcgan", 16, ())),
-    one="resnet50", exact=(16, 0.6, 0.4), deep=("resnet:6-32-N-6", 788, 16))
+    one="resnet50", exact=(16, 0.6, 0.4), deep=("resnet:6-32-N-6", 788, 16), own={"resnet50": 256, "gpt2": 8})
 TINY = Scale(batches={"lenet": 8}, largest={"lenet": 4}, heaps={"lenet": (4, 1)}, steps=(("lenet", 8, ()),), one="lenet", exact=(16, 0.6, 0.5),
-             deep=("mlp:hidden=N", 16, 4), memory="1MiB", host="64MiB", searched=2)
+             deep=("mlp:hidden=N", 16, 4), own={"lenet": 8}, memory="1MiB", host="64MiB", searched=2)
 
 
 # Right.
@@ -182,7 +183,8 @@ def speed(bench, model):
     torch = bench.torch(model, batch)
     good = ours["images_per_second"] >= torch["torch_images_per_second"] if "torch_images_per_second" in torch and not bench.options.tiny else None
     bench.row(f"{model} {batch}", f"{ours['images_per_second']:.1f} images/s ({ours['layout']}"
-              + ("" if ours["captured"] else ", not captured") + ")" + theirs(torch), good, **ours, **torch)
+              + ("" if ours["captured"] else ", not captured") + f"), {ours['wall_images_per_second']:.1f} with their data" + theirs(torch), good,
+              **ours, **torch)
 
 
 def known_rate(bench, model):
@@ -213,6 +215,30 @@ def tight(bench, model):
     share = ours["images_per_second"] / full
     bench.row(f"{model} {batch} in {bench.scale.memory}", f"{ours['images_per_second']:.1f} images/s, {share:.1%} of the speed{theirs(torch)}",
               **ours, share=share, **torch)
+
+
+def bandwidth(bench, model):
+    """Our own kernels, each on the largest op of its kind and layout that the network has: bytes of inputs and outputs by time, beside what the device
+    copies. What reads a tensor twice reaches less by that."""
+    batch, least = bench.scale.own[model], 0 if bench.options.tiny else 32 << 20
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "costs.json"
+        done = bench.run(bench.folder / "plimsoll", "profile", model, "--batch", batch, "--device", bench.device, "--export", file)
+        if done.code != 0:
+            return bench.row(f"{model} {batch}", reason(done)[:120], False)
+        costs = json.loads(file.read_text())
+    most, largest = costs["rates"]["memory_gb_per_s"], {}
+    for cost in costs["entries"]:
+        if cost["kernel"] != "own" or cost["source"] != "measured" or cost["time_ms"] <= 0:
+            continue
+        signature, size = cost["signature"], moved_bytes(cost["signature"])
+        kind = re.match(r"\w+", signature)[0] + (" channels last" if " acdb" in signature else "")
+        if size >= max(least, largest.get(kind, (1,))[0]):
+            largest[kind] = size, size / cost["time_ms"] / 1e6
+    for kind, (size, rate) in sorted(largest.items(), key=lambda item: item[1][1]):
+        bench.row(kind, f"{rate:.0f} GB/s, {rate / most:.0%} of the device's {most:.0f} ({size / (1 << 20):.0f} MiB)", **{f"{kind} GB/s": rate})
+    if not largest:
+        bench.row(f"{model} {batch}", "no kernel of ours was measured", False)
 
 
 def slowdown(bench, model):
@@ -365,6 +391,7 @@ CHECKS = (
     Check(failure, 10, "what does not fit is exit code 3 or 4 with a reason, not a crash"),
     Check(speed, 240, "images per second with all memory; with --torch beside PyTorch: eager, its faster layout, single precision", networks),
     Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
+    Check(bandwidth, 60, "our own kernels: GB/s beside the device's", lambda scale: tuple(scale.own)),
     Check(tight, 150, "the same batches inside 12 GiB, beside PyTorch in 12 GiB", networks),
     Check(slowdown, 50, "step time at 80, 60, 40 and 20 % of what keeping everything takes; how much of the copying hides behind compute",
           lambda scale: (scale.one,)),

@@ -166,7 +166,7 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_TRUE(all.at("not_done").empty());
   for (const char* name :
        {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "ranks", "fill",
-        "twelve", "heaps", "workspace", "largest", "tf32", "compiled"}) {
+        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth"}) {
     int rows = 0;
     for (const auto& [item, record] : all.at("checks").at(name).items())
       rows += static_cast<int>(record.at("rows").size());
@@ -177,6 +177,8 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_THAT(outcome.out, HasSubstr("PyTorch 0.0 (channels_last)"));  // the faster of its two
   EXPECT_THAT(outcome.out, HasSubstr("of the speed, PyTorch: out of memory"));
   EXPECT_THAT(outcome.out, HasSubstr("mlp:hidden="));
+  EXPECT_THAT(outcome.out, HasSubstr("with their data"));
+  EXPECT_THAT(outcome.out, HasSubstr("bandwidth    SgdUpdate"));
 }
 
 TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {

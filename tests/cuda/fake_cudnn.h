@@ -27,7 +27,13 @@ struct HostLauncher {
   static void launch(const void* parameters, int64_t count) {
     Body body;
     std::memcpy(static_cast<void*>(&body), parameters, sizeof(Body));
-    if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
+    if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
+      int64_t done = 0;
+      if (body.by_four()) {
+        for (; done + 4 <= count; done += 4) body.four(done);
+      }
+      for (; done < count; ++done) body.run(done);
+    } else if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
       for (int64_t i = 0; i < count; ++i) body.run(i);
     } else {
       std::vector<typename Body::Value> values(kBlock);
@@ -58,7 +64,8 @@ inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) 
           .to_n = c * h * w,
           .to_c = last ? 1 : h * w,
           .to_h = last ? w * c : w,
-          .to_w = last ? c : 1};
+          .to_w = last ? c : 1,
+          .pixels = h * w};
 }
 
 }  // namespace fake

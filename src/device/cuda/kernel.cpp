@@ -62,7 +62,9 @@ Image image_of(const Op& op, const Tensor& tensor) {
   if (s.size() >= 2) image.n = s[0], image.c = s[1];
   if (s.size() == 4) image.h = s[2], image.w = s[3];
   if (s.size() == 3 || s.size() > 4) {
-    for (size_t d = 2; d < s.size(); ++d) image.w *= s[d];
+    int64_t width = 1;
+    for (size_t d = 2; d < s.size(); ++d) width *= s[d];
+    image.w = width;
   }
   image.to_n = image.c * image.h * image.w;
   if (tensor.layout.is_plain()) {
@@ -76,7 +78,7 @@ Image image_of(const Op& op, const Tensor& tensor) {
   } else {
     throw_layout(op, tensor);
   }
-  return image;
+  return with_pixels(image);
 }
 
 Place place_in(const Op& op, const Tensor& tensor) {

@@ -160,7 +160,7 @@ Image rows_of_planes(const Op& op, const Tensor& tensor) {
   if (tensor.shape.size() != 5) return image;
   image.h = tensor.shape[2] * tensor.shape[3];
   image.w = image.to_h = tensor.shape[4];
-  return image;
+  return with_pixels(image);
 }
 
 // The window of a convolution between two images, as its attributes and the images' sizes say.

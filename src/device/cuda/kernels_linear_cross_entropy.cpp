@@ -128,7 +128,8 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     workspace_bytes_ = {at};
   }
   Pieces pieces(int64_t rows) const {
-    return pieces_of({.n = rows, .c = classes_, .to_n = classes_, .to_c = 1, .to_h = classes_, .to_w = classes_});
+    return pieces_of(
+        with_pixels({.n = rows, .c = classes_, .to_n = classes_, .to_c = 1, .to_h = classes_, .to_w = classes_}));
   }
   float* logits() const { return scratch<float>(logits_at_); }
   SoftmaxRow* of_rows() const { return scratch<SoftmaxRow>(rows_at_); }

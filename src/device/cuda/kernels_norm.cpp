@@ -13,12 +13,13 @@ NormRows norm_rows(const Graph& graph, const Op& op) {
   if (op.type->name.starts_with("GroupNorm")) {
     rows.groups = op.attributes.integer("groups");
     rows.rows = shape[0] * rows.groups;
-    for (size_t d = 2; d < shape.size(); ++d) rows.pixels *= shape[d];
+    rows.pixels = element_count(shape) / (shape[0] * shape[1]);
   } else {
     const size_t leading = shape.size() - static_cast<size_t>(op.attributes.integer("axes", 1));
     for (size_t d = 0; d < leading; ++d) rows.rows *= shape[d];
   }
   rows.length = element_count(shape) / rows.rows;
+  rows.group_channels = rows.length / rows.pixels;
   return rows;
 }
 

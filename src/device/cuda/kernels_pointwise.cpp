@@ -82,7 +82,7 @@ Walked walk_together(const Op& op, const Shape& shape, const std::vector<size_t>
     if (!merges && count == kMostWalked)
       refuse(op, fmt::format("more than {} dimensions that cannot be walked as one", kMostWalked));
     if (!merges) walked.sizes.size[count++] = 1;
-    walked.sizes.size[count - 1] *= size;
+    walked.sizes.size[count - 1] = walked.sizes.size[count - 1] * size;
     for (size_t k = 0; k < steps.size(); ++k) walked.steps[k].step[count - 1] = steps[k][d];
   }
   return walked;

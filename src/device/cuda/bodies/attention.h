@@ -12,24 +12,26 @@ inline constexpr int kMostHeadDimensions = 8;
 struct AttentionMask {
   const float* added = nullptr;      // or null
   const uint8_t* allowed = nullptr;  // or null
-  int64_t size[kMostHeadDimensions] = {};
+  Divisor size[kMostHeadDimensions];
   int64_t stride[kMostHeadDimensions] = {};
   int64_t to_row = 0, to_column = 0;
   int32_t rank = 0;
 };
-PLIMSOLL_BODY int64_t mask_offset(const AttentionMask& mask, int64_t head) {
+PLIMSOLL_BODY int64_t mask_offset(const AttentionMask& mask, int64_t of_head) {
   int64_t offset = 0;
+  uint32_t head = static_cast<uint32_t>(of_head);
   for (int d = mask.rank - 1; d >= 0; --d) {
-    const Division here = divide(head, mask.size[d]);
+    const Division here = divide(static_cast<int64_t>(head), mask.size[d]);
     offset += here.remainder * mask.stride[d];
-    head = here.quotient;
+    head = static_cast<uint32_t>(here.quotient);
   }
   return offset;
 }
 
 // Where element i of the scores belongs; `head` counts over all heads.
 struct ScorePlace {
-  int64_t first_head = 0, queries = 1, keys = 1;
+  int64_t first_head = 0;
+  Divisor queries = 1, keys = 1;
 };
 struct ScoreSpot {
   int64_t head, l, s, row, draw;  // row: among those of all heads
@@ -52,7 +54,7 @@ PLIMSOLL_BODY float kept(const AttentionDropout& dropout, int64_t draw, float va
 }
 
 struct AttentionScores {  // in place: scaled and masked; with log_sums made probabilities
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* scores;
   const float* log_sums;  // or null
   AttentionMask mask;
@@ -60,32 +62,48 @@ struct AttentionScores {  // in place: scaled and masked; with log_sums made pro
   float scale;
   int64_t left, right;       // how far before and behind its own place a query sees
   const int32_t* documents;  // or null: a query sees keys of its own id, in the row of so many heads
-  int64_t heads_of_documents;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  Divisor heads_of_documents;
+  PLIMSOLL_BODY void run(int64_t i) const { scores[i] = of(i, scores[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(scores + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(scores + i, values);
+  }
+  bool by_four() const { return lie_by_four(scores); }
+  PLIMSOLL_BODY float of(int64_t i, float score) const {
     const ScoreSpot spot = score_spot(place, i);
-    float v = scores[i] * scale;
+    float v = score * scale;
     if (spot.s > spot.l + right || spot.s < spot.l - left) v = -INFINITY;
     if (documents != nullptr) {
-      const int32_t* const ids = documents + divide(spot.head, heads_of_documents).quotient * place.keys;
+      const int32_t* const ids =
+          documents +
+          divide(static_cast<int64_t>(static_cast<uint32_t>(spot.head)), heads_of_documents).quotient * place.keys;
       if (ids[spot.l] != ids[spot.s]) v = -INFINITY;
     }
     const int64_t at = mask_offset(mask, spot.head) + spot.l * mask.to_row + spot.s * mask.to_column;
     if (mask.allowed != nullptr && mask.allowed[at] == 0) v = -INFINITY;
     if (mask.added != nullptr) v += mask.added[at];
     if (log_sums != nullptr) v = static_cast<float>(exp(static_cast<double>(v) - log_sums[spot.row]));
-    scores[i] = v;
+    return v;
   }
 };
 struct AttentionProbabilities {  // in place
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* scores;
   const AxisRow* rows;  // of these heads
   ScorePlace place;
   AttentionDropout dropout;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  PLIMSOLL_BODY float of(int64_t i, float score) const {
     const double log_sum = rows[divide(i, place.keys).quotient].log_sum;
-    scores[i] = kept(dropout, score_spot(place, i).draw, static_cast<float>(exp(scores[i] - log_sum)));
+    return kept(dropout, score_spot(place, i).draw, static_cast<float>(exp(score - log_sum)));
   }
+  PLIMSOLL_BODY void run(int64_t i) const { scores[i] = of(i, scores[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(scores + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(scores + i, values);
+  }
+  bool by_four() const { return lie_by_four(scores); }
 };
 
 struct AttentionDots {  // a block a row: the sum of p * dp
@@ -107,19 +125,32 @@ struct AttentionDots {  // a block a row: the sum of p * dp
   PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const { dots[row] = sum.a; }
 };
 struct AttentionScoreGradients {  // in place: probabilities dropped, gradients of the scores
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* probabilities;
   float* gradients;
   const double* dots;
   ScorePlace place;
   AttentionDropout dropout;
   float factor;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  PLIMSOLL_BODY void change(int64_t i, float& p, float& gradient) const {
     const int64_t draw = score_spot(place, i).draw;
-    const float p = probabilities[i], dot = static_cast<float>(dots[divide(i, place.keys).quotient]);
-    gradients[i] = p * (kept(dropout, draw, gradients[i]) - dot) * factor;
-    probabilities[i] = kept(dropout, draw, p);
+    const float dot = static_cast<float>(dots[divide(i, place.keys).quotient]);
+    gradient = p * (kept(dropout, draw, gradient) - dot) * factor;
+    p = kept(dropout, draw, p);
   }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    float p = probabilities[i], gradient = gradients[i];
+    change(i, p, gradient);
+    probabilities[i] = p;
+    gradients[i] = gradient;
+  }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four p = load_four(probabilities + i), gradient = load_four(gradients + i);
+    for (int k = 0; k < 4; ++k) change(i + k, p.v[k], gradient.v[k]);
+    store_four(probabilities + i, p);
+    store_four(gradients + i, gradient);
+  }
+  bool by_four() const { return lie_by_four(probabilities, gradients); }
 };
 struct AttentionMaskGradient {  // an element of the mask each
   using Kind = EachElement;
@@ -130,7 +161,8 @@ struct AttentionMaskGradient {  // an element of the mask each
   int64_t heads;
   bool adds;  // to what earlier heads gave
   PLIMSOLL_BODY void run(int64_t i) const {
-    const int64_t rows = mask.to_row != 0 ? place.queries : 1, columns = mask.to_column != 0 ? place.keys : 1;
+    const int64_t rows = mask.to_row != 0 ? place.queries.value : 1,
+                  columns = mask.to_column != 0 ? place.keys.value : 1;
     const Division by_matrix = divide(i, rows * columns);
     const Division spot = divide(by_matrix.remainder, columns);
     double sum = 0;
@@ -146,10 +178,16 @@ struct AttentionMaskGradient {  // an element of the mask each
   }
 };
 struct ScaleScores {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* scores;
   float scale;
   PLIMSOLL_BODY void run(int64_t i) const { scores[i] *= scale; }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(scores + i);
+    for (float& v : values.v) v *= scale;
+    store_four(scores + i, values);
+  }
+  bool by_four() const { return lie_by_four(scores); }
 };
 
 }  // namespace plimsoll::cuda

@@ -68,9 +68,10 @@ struct Normalize {
         store_four(y + at, four);
       }
     } else {
-      for (int64_t at = first; at < elements; ++at) {
+      for (int k = 0; k < kMaskGroup && first + k < elements; ++k) {
+        const int64_t at = first + (k & (kMaskGroup - 1));
         const float z = normal(at, x[at], residual != nullptr ? residual[at] : 0);
-        bits |= static_cast<uint32_t>(z > 0) << (at - first);
+        bits |= static_cast<uint32_t>(z > 0) << k;
         y[at] = relu && !(z > 0) ? 0 : z;
       }
     }
@@ -79,7 +80,7 @@ struct Normalize {
 };
 
 struct NormalizeBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dx;
   float* dresidual;  // or null
   const float* x;
@@ -92,14 +93,28 @@ struct NormalizeBackward {
   const uint8_t* mask;  // or null
   Image image;
   float one_by_n;
-  PLIMSOLL_BODY void run(int64_t at) const {
+  PLIMSOLL_BODY float of(int64_t at, float value, float g) const {
     const int64_t c = channel(image, at);
+    const float x_hat = (value - mean[c]) * inv_std[c];
+    return gamma[c] * inv_std[c] * (g - dbeta[c] * one_by_n - x_hat * (dgamma[c] * one_by_n));
+  }
+  PLIMSOLL_BODY void run(int64_t at) const {
     const float g = counts(mask, at) ? dy[at] : 0;
-    const float x_hat = (x[at] - mean[c]) * inv_std[c];
-    const float d = gamma[c] * inv_std[c] * (g - dbeta[c] * one_by_n - x_hat * (dgamma[c] * one_by_n));
+    const float d = of(at, x[at], g);
     if (dresidual != nullptr) dresidual[at] = g;
     dx[at] = d;
   }
+  PLIMSOLL_BODY void four(int64_t at) const {
+    Four values = load_four(x + at), g = load_four(dy + at);
+    const uint32_t bits = mask != nullptr ? mask[at >> 3] >> (at & 7) : 15;
+    for (int k = 0; k < 4; ++k) {
+      g.v[k] = ((bits >> k) & 1) != 0 ? g.v[k] : 0;
+      values.v[k] = of(at + k, values.v[k], g.v[k]);
+    }
+    if (dresidual != nullptr) store_four(dresidual + at, g);
+    store_four(dx + at, values);
+  }
+  bool by_four() const { return lie_by_four(dx, dresidual, x, dy); }
 };
 
 // Of batch normalisation over several ranks (ops/sync_batch_norm.cpp): a rank's own mean and squares around it, a block a

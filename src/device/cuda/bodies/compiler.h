@@ -6,3 +6,10 @@
 #else
 #define PLIMSOLL_BODY inline
 #endif
+
+#define PLIMSOLL_PRAGMA(text) _Pragma(#text)
+#ifdef __CUDA_ARCH__
+#define PLIMSOLL_UNROLL(times) PLIMSOLL_PRAGMA(unroll times)
+#else
+#define PLIMSOLL_UNROLL(times)
+#endif

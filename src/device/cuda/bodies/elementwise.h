@@ -6,55 +6,72 @@
 namespace plimsoll::cuda {
 
 struct Constant {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   float value;
   PLIMSOLL_BODY void run(int64_t i) const { y[i] = value; }
+  PLIMSOLL_BODY void four(int64_t i) const { store_four(y + i, {{value, value, value, value}}); }
+  bool by_four() const { return lie_by_four(y); }
 };
 
 enum class Activation : int32_t { none, relu, leaky_relu, sigmoid, tanh };
 
 struct Activate {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   const float* x;
   Activation kind;
   float slope;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const float v = x[i];
+  PLIMSOLL_BODY float of(float v) const {
     switch (kind) {
-      case Activation::relu: y[i] = v > 0 ? v : 0; break;
-      case Activation::leaky_relu: y[i] = v > 0 ? v : slope * v; break;
-      case Activation::sigmoid: y[i] = 1 / (1 + expf(-v)); break;
-      case Activation::tanh: y[i] = tanhf(v); break;
-      case Activation::none: y[i] = v; break;
+      case Activation::relu: return v > 0 ? v : 0;
+      case Activation::leaky_relu: return v > 0 ? v : slope * v;
+      case Activation::sigmoid: return 1 / (1 + expf(-v));
+      case Activation::tanh: return tanhf(v);
+      case Activation::none: break;
     }
+    return v;
   }
+  PLIMSOLL_BODY void run(int64_t i) const { y[i] = of(x[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(x + i);
+    for (float& v : values.v) v = of(v);
+    store_four(y + i, values);
+  }
+  bool by_four() const { return lie_by_four(y, x); }
 };
 
 struct ActivateBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dx;
   const float* dy;
   const float* y;
   Activation kind;
   float slope;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const float g = dy[i], v = y[i];
+  PLIMSOLL_BODY float of(float g, float v) const {
     switch (kind) {
-      case Activation::relu: dx[i] = v > 0 ? g : 0; break;
-      case Activation::leaky_relu: dx[i] = v > 0 ? g : slope * g; break;
-      case Activation::sigmoid: dx[i] = g * v * (1 - v); break;
-      case Activation::tanh: dx[i] = g * (1 - v * v); break;
-      case Activation::none: dx[i] = g; break;
+      case Activation::relu: return v > 0 ? g : 0;
+      case Activation::leaky_relu: return v > 0 ? g : slope * g;
+      case Activation::sigmoid: return g * v * (1 - v);
+      case Activation::tanh: return g * (1 - v * v);
+      case Activation::none: break;
     }
+    return g;
   }
+  PLIMSOLL_BODY void run(int64_t i) const { dx[i] = of(dy[i], y[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(dy + i);
+    const Four after = load_four(y + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(values.v[k], after.v[k]);
+    store_four(dx + i, values);
+  }
+  bool by_four() const { return lie_by_four(dx, dy, y); }
 };
 
 inline constexpr int kMostTerms = 64;
 
 struct AddTerms {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   const float* terms[kMostTerms];
   int32_t count;
@@ -64,19 +81,41 @@ struct AddTerms {
     for (int t = 1; t < count; ++t) sum += terms[t][i];
     y[i] = relu && !(sum > 0) ? 0 : sum;
   }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four sums = load_four(terms[0] + i);
+    for (int t = 1; t < count; ++t) {
+      const Four term = load_four(terms[t] + i);
+      for (int k = 0; k < 4; ++k) sums.v[k] += term.v[k];
+    }
+    for (float& sum : sums.v) sum = relu && !(sum > 0) ? 0 : sum;
+    store_four(y + i, sums);
+  }
+  bool by_four() const {
+    for (int t = 0; t < count; ++t) {
+      if (!lie_by_four(terms[t])) return false;
+    }
+    return lie_by_four(y);
+  }
 };
 
 struct AddBias {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   const float* x;
   const float* bias;
   Image image;
   bool relu;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const float v = x[i] + bias[channel(image, i)];
-    y[i] = relu && !(v > 0) ? 0 : v;
+  PLIMSOLL_BODY float of(int64_t i, float value) const {
+    const float v = value + bias[channel(image, i)];
+    return relu && !(v > 0) ? 0 : v;
   }
+  PLIMSOLL_BODY void run(int64_t i) const { y[i] = of(i, x[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(x + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(y + i, values);
+  }
+  bool by_four() const { return lie_by_four(y, x); }
 };
 
 struct ReorderWords {  // of four bytes
@@ -95,7 +134,7 @@ struct ReorderBytes {
 };
 
 struct Sgd {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* w_next;
   float* m_next;  // null without momentum
   const float* w;
@@ -106,32 +145,61 @@ struct Sgd {
   float weight_decay, momentum;
   bool has_settings;  // behind the learning rate, instead of these (plimsoll/ops.h)
   bool nesterov;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const float weight_decay = has_settings ? learning_rate[1] : this->weight_decay;
-    const float momentum = has_settings ? learning_rate[2] : this->momentum;
-    float d = g[i];
-    if (scale != nullptr) {
-      if (*scale < 0) return;
-      d *= *scale;
-    }
-    d += weight_decay * w[i];
-    if (m_next != nullptr) {
-      const float velocity = momentum * m[i] + d;
-      d = nesterov ? d + momentum * velocity : velocity;
-      m_next[i] = velocity;
-    }
-    w_next[i] = w[i] - *learning_rate * d;
+  struct Settings {
+    float rate, weight_decay, momentum, scale;
+  };
+  PLIMSOLL_BODY Settings settings() const {
+    return {*learning_rate, has_settings ? learning_rate[1] : weight_decay, has_settings ? learning_rate[2] : momentum,
+            scale != nullptr ? *scale : 1};
   }
+  // From the gradient; weight and velocity become the next ones.
+  PLIMSOLL_BODY void step(const Settings& s, float d, float& weight, float& velocity) const {
+    if (scale != nullptr) d *= s.scale;
+    d += s.weight_decay * weight;
+    if (m_next != nullptr) {
+      velocity = s.momentum * velocity + d;
+      d = nesterov ? d + s.momentum * velocity : velocity;
+    }
+    weight -= s.rate * d;
+  }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Settings s = settings();
+    if (s.scale < 0) return;
+    float weight = w[i], velocity = m_next != nullptr ? m[i] : 0;
+    step(s, g[i], weight, velocity);
+    if (m_next != nullptr) m_next[i] = velocity;
+    w_next[i] = weight;
+  }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    const Settings s = settings();
+    if (s.scale < 0) return;
+    const Four d = load_four(g + i);
+    Four weights = load_four(w + i), velocities{};
+    if (m_next != nullptr) velocities = load_four(m + i);
+    for (int k = 0; k < 4; ++k) step(s, d.v[k], weights.v[k], velocities.v[k]);
+    if (m_next != nullptr) store_four(m_next + i, velocities);
+    store_four(w_next + i, weights);
+  }
+  bool by_four() const { return lie_by_four(w_next, m_next, w, g, m); }
 };
 
 // The sum of gradients over batches (ops/accumulate.cpp); with none before, it begins anew.
 struct Accumulate {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* sum_next;
   const float* sum;
   const float* g;
   const int64_t* count;
   PLIMSOLL_BODY void run(int64_t i) const { sum_next[i] = *count == 0 ? g[i] : sum[i] + g[i]; }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(g + i);
+    if (*count != 0) {
+      const Four before = load_four(sum + i);
+      for (int k = 0; k < 4; ++k) values.v[k] = before.v[k] + values.v[k];
+    }
+    store_four(sum_next + i, values);
+  }
+  bool by_four() const { return lie_by_four(sum_next, sum, g); }
 };
 
 template <class T>
@@ -168,7 +236,7 @@ struct AdamFactors {
   }
 };
 struct Adam {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* w_next;
   float* m_next;
   float* v_next;
@@ -178,19 +246,32 @@ struct Adam {
   const float* v;
   const float* factors;
   const float* scale;  // as Sgd's
+  // From the gradient; the others become the next ones.
+  PLIMSOLL_BODY void step(float d, float& weight, float& mean, float& square) const {
+    if (scale != nullptr) d *= *scale;
+    d += factors[3] * weight;
+    mean = mean + factors[4] * (d - mean);
+    square = factors[5] * square + factors[6] * d * d;
+    weight = factors[0] * weight - factors[1] * (mean / (sqrtf(square) / factors[2] + factors[7]));
+  }
   PLIMSOLL_BODY void run(int64_t i) const {
-    float d = g[i];
-    if (scale != nullptr) {
-      if (*scale < 0) return;
-      d *= *scale;
-    }
-    d += factors[3] * w[i];
-    const float mean = m[i] + factors[4] * (d - m[i]);
-    const float square = factors[5] * v[i] + factors[6] * d * d;
-    w_next[i] = factors[0] * w[i] - factors[1] * (mean / (sqrtf(square) / factors[2] + factors[7]));
+    if (scale != nullptr && *scale < 0) return;
+    float weight = w[i], mean = m[i], square = v[i];
+    step(g[i], weight, mean, square);
+    w_next[i] = weight;
     m_next[i] = mean;
     v_next[i] = square;
   }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    if (scale != nullptr && *scale < 0) return;
+    const Four d = load_four(g + i);
+    Four weights = load_four(w + i), means = load_four(m + i), squares = load_four(v + i);
+    for (int k = 0; k < 4; ++k) step(d.v[k], weights.v[k], means.v[k], squares.v[k]);
+    store_four(w_next + i, weights);
+    store_four(m_next + i, means);
+    store_four(v_next + i, squares);
+  }
+  bool by_four() const { return lie_by_four(w_next, m_next, v_next, w, g, m, v); }
 };
 
 }  // namespace plimsoll::cuda

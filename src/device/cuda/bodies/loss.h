@@ -86,14 +86,21 @@ struct SoftmaxSums {  // a block a row
   }
 };
 struct SoftmaxProbabilities {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* probabilities;
   const float* logits;
   const SoftmaxRow* rows;
-  int64_t classes;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    probabilities[i] = static_cast<float>(exp(logits[i] - rows[divide(i, classes).quotient].log_sum));
+  Divisor classes;
+  PLIMSOLL_BODY float of(int64_t i, float logit) const {
+    return static_cast<float>(exp(logit - rows[divide(i, classes).quotient].log_sum));
   }
+  PLIMSOLL_BODY void run(int64_t i) const { probabilities[i] = of(i, logits[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(logits + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(probabilities + i, values);
+  }
+  bool by_four() const { return lie_by_four(probabilities, logits); }
 };
 PLIMSOLL_BODY double row_divisor(LossReduction reduction, int64_t rows, double counted) {
   if (reduction == LossReduction::sum) return 1;
@@ -141,37 +148,51 @@ struct LossScale {  // one block: dloss over the divisor
   }
 };
 struct SoftmaxBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dlogits;
   const float* probabilities;
   Labels labels;
   const float* scale;
-  int64_t classes;
+  Divisor classes;
   float smoothing;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  PLIMSOLL_BODY float of(int64_t i, float probability) const {
     const Division d = divide(i, classes);
     const int64_t label = labels.at(d.quotient);
-    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
-    dlogits[i] = label == kIgnoredLabel ? 0 : *scale * (probabilities[i] - target);
+    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes.value);
+    return label == kIgnoredLabel ? 0 : *scale * (probability - target);
   }
+  PLIMSOLL_BODY void run(int64_t i) const { dlogits[i] = of(i, probabilities[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(probabilities + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(dlogits + i, values);
+  }
+  bool by_four() const { return lie_by_four(dlogits, probabilities); }
 };
 
 // Of a layer and its loss by blocks of rows (ops/linear_cross_entropy.cpp): the logits become their gradients.
 struct LogitGradients {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* logits;
   const SoftmaxRow* rows;
   Labels labels;
   const float* scale;
-  int64_t classes;
+  Divisor classes;
   float smoothing;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  PLIMSOLL_BODY float of(int64_t i, float logit) const {
     const Division d = divide(i, classes);
     const int64_t label = labels.at(d.quotient);
-    const float probability = expf(static_cast<float>(logits[i] - rows[d.quotient].log_sum));
-    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
-    logits[i] = label == kIgnoredLabel ? 0 : *scale * (probability - target);
+    const float probability = expf(static_cast<float>(logit - rows[d.quotient].log_sum));
+    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes.value);
+    return label == kIgnoredLabel ? 0 : *scale * (probability - target);
   }
+  PLIMSOLL_BODY void run(int64_t i) const { logits[i] = of(i, logits[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(logits + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(logits + i, values);
+  }
+  bool by_four() const { return lie_by_four(logits); }
 };
 // Sums by column that several blocks of rows make together.
 struct AddTotals {

@@ -11,17 +11,22 @@ inline constexpr int kMostDimensions = 8;
 // Nested loops, outermost first, and how far a turn of each leads.
 struct Walk {
   int32_t rank = 0;
-  int64_t size[kMostDimensions] = {};
+  Divisor size[kMostDimensions];
   int64_t step[kMostDimensions] = {};
 };
-PLIMSOLL_BODY int64_t walked(const Walk& walk, int64_t turn) {
+// `Index` keeps what is left of the turn, so that the compiler sees how many bits it has.
+template <class Index>
+PLIMSOLL_BODY int64_t walked_by(const Walk& walk, Index turn) {
   int64_t at = 0;
   for (int d = walk.rank - 1; d > 0; --d) {
-    const Division here = divide(turn, walk.size[d]);
+    const Division here = divide(static_cast<int64_t>(turn), walk.size[d]);
     at += here.remainder * walk.step[d];
-    turn = here.quotient;
+    turn = static_cast<Index>(here.quotient);
   }
-  return walk.rank > 0 ? at + turn * walk.step[0] : 0;
+  return walk.rank > 0 ? at + static_cast<int64_t>(turn) * walk.step[0] : 0;
+}
+PLIMSOLL_BODY int64_t walked(const Walk& walk, int64_t turn) {
+  return is_narrow(turn) ? walked_by(walk, static_cast<uint32_t>(turn)) : walked_by(walk, turn);
 }
 
 template <class T>
@@ -42,7 +47,7 @@ struct TransposeFours {
   Walk from_outer, to_outer;
   int64_t rows, row_step;        // rows follow each other in the target: rows of them, so far apart in the source
   int64_t columns, column_step;  // the other way round
-  int64_t row_groups, column_groups;
+  Divisor row_groups, column_groups;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division lane = divide(i, 32);
     const Division by_row = divide(lane.quotient, row_groups);
@@ -65,7 +70,8 @@ struct CopyRows {
   using Kind = EachElement;
   T* to;
   const T* from;
-  int64_t length, to_row, from_row;
+  Divisor length;
+  int64_t to_row, from_row;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division d = divide(i, length);
     to[d.quotient * to_row + d.remainder] = from[d.quotient * from_row + d.remainder];
@@ -78,7 +84,9 @@ struct TakeSteps {
   using Kind = EachElement;
   T* to;
   const T* from;
-  int64_t length, count, inner, begin, step;
+  int64_t length;
+  Divisor count, inner;
+  int64_t begin, step;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), position = divide(element.quotient, count);
     to[i] = from[(position.quotient * length + begin + position.remainder * step) * inner + element.remainder];
@@ -90,7 +98,11 @@ struct SpreadSteps {
   using Kind = EachElement;
   T* to;
   const T* from;
-  int64_t length, count, inner, begin, step;
+  Divisor length;
+  int64_t count;
+  Divisor inner;
+  int64_t begin;
+  Divisor step;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), position = divide(element.quotient, length);
     to[i] = 0;
@@ -135,7 +147,8 @@ struct TakeRows {
   T* y;
   const T* x;
   const int64_t* rows;
-  int64_t limit, count, inner;
+  int64_t limit;
+  Divisor count, inner;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), place = divide(element.quotient, count);
     const int64_t row = rows[place.remainder];
@@ -167,7 +180,9 @@ struct AddRows {
   const float* dy;
   const int32_t* head;
   const int32_t* next;
-  int64_t limit, count, inner;
+  Divisor limit;
+  int64_t count;
+  Divisor inner;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), place = divide(element.quotient, limit);
     float sum = 0;

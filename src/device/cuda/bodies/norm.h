@@ -6,13 +6,13 @@
 namespace plimsoll::cuda {
 
 struct NormRows {
-  int64_t rows = 1, length = 1;
-  int64_t groups = 0, pixels = 1;  // groups 0: element i of a row has gamma[i]
+  int64_t rows = 1;
+  Divisor length = 1, groups = 0, pixels = 1;  // groups 0: element i of a row has gamma[i]
+  Divisor group_channels = 1;
 };
 PLIMSOLL_BODY int64_t scale_at(const NormRows& rows, int64_t row, int64_t i) {
   if (rows.groups == 0) return i;
-  return divide(row, rows.groups).remainder * divide(rows.length, rows.pixels).quotient +
-         divide(i, rows.pixels).quotient;
+  return divide(row, rows.groups).remainder * rows.group_channels + divide(i, rows.pixels).quotient;
 }
 
 struct RowMoments {
@@ -46,7 +46,7 @@ struct RowMoments {
 };
 
 struct NormalizeRows {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   const float* x;
   const float* mean;  // null: RMS norm
@@ -54,9 +54,15 @@ struct NormalizeRows {
   const float* gamma;  // or null
   const float* beta;   // or null
   NormRows rows;
-  PLIMSOLL_BODY void run(int64_t at) const {
+  PLIMSOLL_BODY void run(int64_t at) const { y[at] = of(at, x[at]); }
+  PLIMSOLL_BODY void four(int64_t at) const {
+    Four values = load_four(x + at);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(at + k, values.v[k]);
+    store_four(y + at, values);
+  }
+  bool by_four() const { return lie_by_four(y, x); }
+  PLIMSOLL_BODY float of(int64_t at, float v) const {
     const Division d = divide(at, rows.length);
-    float v = x[at];
     if (mean != nullptr) v -= mean[d.quotient];
     v *= rstd[d.quotient];
     if (gamma != nullptr) {
@@ -64,7 +70,7 @@ struct NormalizeRows {
       v *= gamma[s];
       if (beta != nullptr) v += beta[s];
     }
-    y[at] = v;
+    return v;
   }
 };
 
@@ -76,12 +82,12 @@ struct NormInputs {
   const float* rstd;
   const float* gamma;  // or null
   NormRows rows;
-  PLIMSOLL_BODY float normal(int64_t row, int64_t i) const {
-    const float v = x[row * rows.length + i];
+  PLIMSOLL_BODY float normal(int64_t row, int64_t i) const { return normal_of(row, x[row * rows.length + i]); }
+  PLIMSOLL_BODY float normal_of(int64_t row, float v) const {
     return (mean != nullptr ? v - mean[row] : v) * rstd[row];
   }
-  PLIMSOLL_BODY float gradient(int64_t row, int64_t i) const {
-    const float d = dy[row * rows.length + i];
+  PLIMSOLL_BODY float gradient(int64_t row, int64_t i) const { return gradient_of(row, i, dy[row * rows.length + i]); }
+  PLIMSOLL_BODY float gradient_of(int64_t row, int64_t i, float d) const {
     return gamma != nullptr ? d * gamma[scale_at(rows, row, i)] : d;
   }
 };
@@ -104,17 +110,25 @@ struct RowGradients {  // a block a row: the means of g and of g * h
   }
 };
 struct NormalizeRowsBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dx;
   NormInputs of;
   const SumPair* means;
-  PLIMSOLL_BODY void run(int64_t at) const {
-    const Division d = divide(at, of.rows.length);
-    const int64_t row = d.quotient, i = d.remainder;
+  PLIMSOLL_BODY float at_place(int64_t at, float value, float d) const {
+    const Division place = divide(at, of.rows.length);
+    const int64_t row = place.quotient;
     const SumPair& mean = means[row];
-    dx[at] = of.rstd[row] *
-             (of.gradient(row, i) - static_cast<float>(mean.a) - of.normal(row, i) * static_cast<float>(mean.b));
+    return of.rstd[row] * (of.gradient_of(row, place.remainder, d) - static_cast<float>(mean.a) -
+                           of.normal_of(row, value) * static_cast<float>(mean.b));
   }
+  PLIMSOLL_BODY void run(int64_t at) const { dx[at] = at_place(at, of.x[at], of.dy[at]); }
+  PLIMSOLL_BODY void four(int64_t at) const {
+    Four values = load_four(of.x + at);
+    const Four d = load_four(of.dy + at);
+    for (int k = 0; k < 4; ++k) values.v[k] = at_place(at + k, values.v[k], d.v[k]);
+    store_four(dx + at, values);
+  }
+  bool by_four() const { return lie_by_four(dx, of.x, of.dy); }
 };
 
 // Gamma's and beta's gradients: a thread a column of some rows, then a thread a column.
@@ -156,8 +170,7 @@ struct NormChannels {
   NormInputs of;
   int64_t images;
   PLIMSOLL_BODY SumPair partial(int64_t c, int thread) const {
-    const int64_t group_channels = of.rows.length / of.rows.pixels;
-    const Division d = divide(c, group_channels);
+    const Division d = divide(c, of.rows.group_channels);
     SumPair sum;
     for (int64_t e = thread; e < images * of.rows.pixels; e += kBlock) {
       const Division at = divide(e, of.rows.pixels);

@@ -25,19 +25,23 @@ PLIMSOLL_BODY float read_number(const void* from, Number dtype, int64_t i) {
 inline constexpr int kMostWalked = 8;
 struct WalkSizes {
   int32_t count = 0;
-  int64_t size[kMostWalked];
+  Divisor size[kMostWalked];
 };
 struct WalkSteps {
   int64_t step[kMostWalked];
 };
-PLIMSOLL_BODY int64_t walked_to(const WalkSizes& sizes, const WalkSteps& steps, int64_t i) {
+template <class Index>
+PLIMSOLL_BODY int64_t walked_to_by(const WalkSizes& sizes, const WalkSteps& steps, Index i) {
   int64_t at = 0;
   for (int d = sizes.count - 1; d > 0; --d) {
-    const Division here = divide(i, sizes.size[d]);
+    const Division here = divide(static_cast<int64_t>(i), sizes.size[d]);
     at += here.remainder * steps.step[d];
-    i = here.quotient;
+    i = static_cast<Index>(here.quotient);
   }
-  return sizes.count > 0 ? at + i * steps.step[0] : 0;
+  return sizes.count > 0 ? at + static_cast<int64_t>(i) * steps.step[0] : 0;
+}
+PLIMSOLL_BODY int64_t walked_to(const WalkSizes& sizes, const WalkSteps& steps, int64_t i) {
+  return is_narrow(i) ? walked_to_by(sizes, steps, static_cast<uint32_t>(i)) : walked_to_by(sizes, steps, i);
 }
 
 inline constexpr int kFour = 4;
@@ -269,7 +273,8 @@ struct ReducePieces {
   using Kind = EachElement;
   double* pieces;  // [piece][result]
   ReduceSource source;
-  int64_t results, length;
+  Divisor results;
+  int64_t length;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division d = divide(i, results);
     const int64_t first = d.quotient * length;

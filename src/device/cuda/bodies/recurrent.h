@@ -22,7 +22,7 @@ struct RecurrentStep {
   float* h;
   float* c;
   float* kept;
-  int64_t width;
+  Divisor width;
   RecurrentCell cell;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division at = divide(i, width);
@@ -73,7 +73,7 @@ struct RecurrentStepBackward {
   float* ds;
   float* dh;
   float* dc;
-  int64_t width;
+  Divisor width;
   RecurrentCell cell;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division at = divide(i, width);

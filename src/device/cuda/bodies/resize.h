@@ -11,9 +11,9 @@ enum class PadWith : int32_t { constant, reflect, replicate };
 struct PadShape {  // row-major; dimensions that are not padded may be joined
   PadWith mode;
   int32_t rank;
-  int64_t in[kMostDimensions];
+  Divisor in[kMostDimensions];
   int64_t begin[kMostDimensions];
-  int64_t out[kMostDimensions];
+  Divisor out[kMostDimensions];
 };
 // The position of x that lies at o of the result, or -1.
 PLIMSOLL_BODY int64_t pad_source(const PadShape& s, int d, int64_t o) {
@@ -193,8 +193,8 @@ struct ResizeImageBackward {
   }
 };
 
-PLIMSOLL_BODY int64_t adaptive_first(int64_t in, int64_t out, int64_t o) { return divide(o * in, out).quotient; }
-PLIMSOLL_BODY int64_t adaptive_last(int64_t in, int64_t out, int64_t o) {  // behind the last
+PLIMSOLL_BODY int64_t adaptive_first(int64_t in, const Divisor& out, int64_t o) { return divide(o * in, out).quotient; }
+PLIMSOLL_BODY int64_t adaptive_last(int64_t in, const Divisor& out, int64_t o) {  // behind the last
   return divide((o + 1) * in + out - 1, out).quotient;
 }
 struct AdaptiveAverage {
@@ -214,7 +214,7 @@ struct AdaptiveAverage {
   }
 };
 // Element i lies in the windows from this one on; and up to where a window begins behind it.
-PLIMSOLL_BODY int64_t first_window(int64_t in, int64_t out, int64_t i) { return divide(i * out, in).quotient; }
+PLIMSOLL_BODY int64_t first_window(const Divisor& in, int64_t out, int64_t i) { return divide(i * out, in).quotient; }
 struct AdaptiveAverageBackward {
   using Kind = EachElement;
   float* dx;

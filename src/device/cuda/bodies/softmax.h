@@ -51,16 +51,23 @@ struct AxisSums {
   }
 };
 struct AxisSoftmax {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   const float* x;
   const AxisRow* rows;
   AxisPlace place;
   bool log;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const double from = x[i] - rows[row_of(place, i)].log_sum;
-    y[i] = static_cast<float>(log ? from : exp(from));
+  PLIMSOLL_BODY float of(int64_t i, float value) const {
+    const double from = value - rows[row_of(place, i)].log_sum;
+    return static_cast<float>(log ? from : exp(from));
   }
+  PLIMSOLL_BODY void run(int64_t i) const { y[i] = of(i, x[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(x + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    store_four(y + i, values);
+  }
+  bool by_four() const { return lie_by_four(y, x); }
 };
 
 struct AxisDots {  // the sum of y * dy, or of dy
@@ -83,17 +90,25 @@ struct AxisDots {  // the sum of y * dy, or of dy
   PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const { sums[row] = sum.a; }
 };
 struct AxisSoftmaxBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dx;
   const float* y;
   const float* dy;
   const double* sums;
   AxisPlace place;
   bool log;
-  PLIMSOLL_BODY void run(int64_t i) const {
+  PLIMSOLL_BODY float of(int64_t i, float value, float d) const {
     const float sum = static_cast<float>(sums[row_of(place, i)]);
-    dx[i] = log ? dy[i] - expf(y[i]) * sum : y[i] * (dy[i] - sum);
+    return log ? d - expf(value) * sum : value * (d - sum);
   }
+  PLIMSOLL_BODY void run(int64_t i) const { dx[i] = of(i, y[i], dy[i]); }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    Four values = load_four(y + i);
+    const Four d = load_four(dy + i);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k], d.v[k]);
+    store_four(dx + i, values);
+  }
+  bool by_four() const { return lie_by_four(dx, y, dy); }
 };
 
 }  // namespace plimsoll::cuda

@@ -45,7 +45,7 @@ struct SortByRanks {
     for (int64_t other = 0; other < order.place.length; ++other)
       rank += order.precedes(first, other, element.remainder) ? 1 : 0;
     if (rank >= wanted) return;
-    const int64_t to = first_of({wanted, order.place.inner}, element.quotient) + rank * order.place.inner;
+    const int64_t to = first_of(order.place, wanted, element.quotient) + rank * order.place.inner;
     y[to] = order.x[first + element.remainder * order.place.inner];
     indices[to] = element.remainder;
   }
@@ -85,11 +85,12 @@ struct TakeSorted {
   const T* x;
   const int32_t* places;
   AxisPlace place;
-  int64_t padded, wanted;
+  int64_t padded;
+  Divisor wanted;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, wanted);
     const int32_t from = places[element.quotient * padded + element.remainder];
-    const int64_t to = first_of({wanted, place.inner}, element.quotient) + element.remainder * place.inner;
+    const int64_t to = first_of(place, wanted, element.quotient) + element.remainder * place.inner;
     y[to] = x[first_of(place, element.quotient) + from * place.inner];
     indices[to] = from;
   }
@@ -109,7 +110,8 @@ struct RunningSum<float> {
 struct RowPieces {
   AxisPlace place;
   bool reverse;
-  int64_t rows, piece, pieces;  // elements of a piece, pieces of a row
+  Divisor rows;
+  int64_t piece, pieces;  // elements of a piece, pieces of a row
   // body(element) for those of a piece, in the order of the sums. Neighbouring i are of neighbouring rows.
   template <class Body>
   PLIMSOLL_BODY void each(int64_t i, const Body& body) const {

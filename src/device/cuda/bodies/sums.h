@@ -9,13 +9,13 @@ namespace plimsoll::cuda {
 // The elements of a channel are counted over images and pixels and cut into pieces.
 struct Pieces {
   Image image;
-  int64_t pieces = 1, length = 1;
+  Divisor pieces = 1;
+  int64_t length = 1;
   int64_t elements = 1;  // of a channel
 };
 PLIMSOLL_BODY int64_t storage_at(const Pieces& p, int64_t c, int64_t e) {
-  const int64_t pixels = p.image.h * p.image.w;
-  if (p.image.to_n == pixels * p.image.to_w) return e * p.image.to_w + c * p.image.to_c;  // channels last
-  const Division d = divide(e, pixels);
+  if (p.image.to_n == p.image.pixels * p.image.to_w) return e * p.image.to_w + c * p.image.to_c;  // channels last
+  const Division d = divide(e, p.image.pixels);
   return d.quotient * p.image.to_n + c * p.image.to_c + d.remainder * p.image.to_w;
 }
 
@@ -43,7 +43,8 @@ struct Gradients {
   const float* inv_std;
   const uint8_t* mask;
   PLIMSOLL_BODY SumPair term(int64_t c, int64_t at) const {
-    const double g = counts(mask, at) ? dy[at] : 0;
+    const float given = dy[at];  // read whether it counts or not: nothing waits for the mask
+    const double g = counts(mask, at) ? given : 0;
     return {g, g * (static_cast<double>(x[at]) - mean[c]) * inv_std[c]};
   }
 };
@@ -60,8 +61,8 @@ struct SumPieces {
     const Division d = divide(block, pieces.pieces);
     const int64_t begin = d.remainder * pieces.length, end = smaller(begin + pieces.length, pieces.elements);
     SumPair sum;
-    for (int64_t e = begin + thread; e < end; e += kBlock)
-      sum.add(of.term(d.quotient, storage_at(pieces, d.quotient, e)));
+    for_indices(begin + thread, end, kBlock,
+                [&](int64_t e) { sum.add(of.term(d.quotient, storage_at(pieces, d.quotient, e))); });
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t block, const SumPair& sum) const { sums[block] = sum; }
@@ -77,7 +78,7 @@ struct SumPiecesAcross {
     const Division d = divide(i, pieces.image.c);
     const int64_t begin = d.quotient * pieces.length, end = smaller(begin + pieces.length, pieces.elements);
     SumPair sum;
-    for (int64_t e = begin; e < end; ++e) sum.add(of.term(d.remainder, storage_at(pieces, d.remainder, e)));
+    for_indices(begin, end, 1, [&](int64_t e) { sum.add(of.term(d.remainder, storage_at(pieces, d.remainder, e))); });
     sums[d.remainder * pieces.pieces + d.quotient] = sum;
   }
 };

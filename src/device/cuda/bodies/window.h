@@ -7,14 +7,15 @@
 namespace plimsoll::cuda {
 
 struct Slide {  // as WindowAxis of ops/window.h
-  int64_t in = 0, out = 0, kernel = 1, stride = 1, dilation = 1, before = 0, after = 0;
+  Divisor in = 0, out = 0, kernel = 1, stride = 1;
+  int64_t dilation = 1, before = 0, after = 0;
 };
 PLIMSOLL_BODY int64_t tap(const Slide& s, int64_t o, int64_t k) { return o * s.stride - s.before + k * s.dilation; }
 // The place o at which tap k lies on element i, or -1.
 PLIMSOLL_BODY int64_t place_of(const Slide& s, int64_t i, int64_t k) {
   const int64_t room = i + s.before - k * s.dilation;
   if (room < 0) return -1;
-  const Division d = divide(room, s.stride);
+  const Division d = divide(static_cast<int64_t>(static_cast<uint32_t>(room)), s.stride);  // no side has 2^32 places
   return d.remainder == 0 && d.quotient < s.out ? d.quotient : -1;
 }
 
@@ -170,7 +171,8 @@ struct LrnBackward {
 // Of images with depth, an Image's rows are those of all its planes; without, depth has one place and one tap.
 struct DirectShape {
   Image x, y;
-  int64_t groups, group_c, group_k;
+  int64_t groups;
+  Divisor group_c, group_k;
   Slide d{1, 1};  // one place
   Slide h, w;
   int64_t to_k, to_c, to_q = 0, to_r, to_s;  // between weights

@@ -6,19 +6,43 @@ namespace {
 
 constexpr int64_t kMostBlocks = 1 << 20;  // of a grid; further elements are taken in turn
 
-template <class Body>
-__global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Body body, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kBlock;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x; i < count; i += step) body.run(i);
+// Each kernel is compiled for launches so small that the compiler sees all index arithmetic in 32 bits, with what a thread's
+// few elements add (`Index` is uint32_t), and for all others; by fours for the former only.
+constexpr int64_t kSmall = int64_t{1} << 28;
+__device__ __forceinline__ int64_t seen(uint32_t i) { return i & (kSmall - 1); }
+__device__ __forceinline__ int64_t seen(int64_t i) { return i; }
+
+template <class Body, class Index>
+__global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Body body, Index count) {
+  const Index step = static_cast<Index>(gridDim.x) * kBlock;
+#pragma unroll 1
+  for (Index i = static_cast<Index>(blockIdx.x) * kBlock + threadIdx.x; i < count; i += step) body.run(seen(i));
 }
 
+// The last thread has what is left of a four.
 template <class Body>
-__global__ void __launch_bounds__(kBlock) each_block(const __grid_constant__ Body body, int64_t count) {
+__global__ void __launch_bounds__(kBlock) each_four(const __grid_constant__ Body body, uint32_t fours, int rest) {
+  const uint32_t step = gridDim.x * kBlock;
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i <= fours; i += step) {
+    if (i < fours) {
+      body.four(4 * seen(i));
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < rest; ++k) body.run(4 * seen(i) + (k & 3));
+    }
+  }
+}
+
+template <class Body, class Index>
+__global__ void __launch_bounds__(kBlock) each_block(const __grid_constant__ Body body, Index count) {
   using Value = typename Body::Value;
   __shared__ alignas(16) unsigned char storage[sizeof(Value) * kBlock];
   Value* const values = reinterpret_cast<Value*>(storage);
   const int thread = static_cast<int>(threadIdx.x);
-  for (int64_t block = blockIdx.x; block < count; block += gridDim.x) {
+#pragma unroll 1
+  for (Index i = blockIdx.x; i < count; i += gridDim.x) {
+    const int64_t block = seen(i);
     values[thread] = body.partial(block, thread);
     for (int distance = kBlock / 2; distance > 0; distance /= 2) {
       __syncthreads();
@@ -34,11 +58,30 @@ struct Launcher {
   static void launch(const void* parameters, int64_t count, cudaStream_t stream) {
     static_assert(std::is_trivially_copyable_v<Body> && sizeof(Body) <= 4000);
     const Body& body = *static_cast<const Body*>(parameters);
-    if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
-      const int64_t blocks = smaller((count + kBlock - 1) / kBlock, kMostBlocks);
-      each_element<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(body, count);
+    if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
+      if (count / 4 < kSmall && body.by_four()) {
+        each_four<<<blocks(count / 4 + 1), kBlock, 0, stream>>>(body, static_cast<uint32_t>(count / 4),
+                                                                static_cast<int>(count % 4));
+        return;
+      }
+    }
+    if (count < kSmall) {
+      ask(body, static_cast<uint32_t>(count), stream);
     } else {
+      ask(body, count, stream);
+    }
+  }
+
+ private:
+  static unsigned blocks(int64_t threads) {
+    return static_cast<unsigned>(smaller((threads + kBlock - 1) / kBlock, kMostBlocks));
+  }
+  template <class Index>
+  static void ask(const Body& body, Index count, cudaStream_t stream) {
+    if constexpr (std::is_same_v<typename Body::Kind, EachBlock>) {
       each_block<<<static_cast<unsigned>(smaller(count, kMostBlocks)), kBlock, 0, stream>>>(body, count);
+    } else {
+      each_element<<<blocks(count), kBlock, 0, stream>>>(body, count);
     }
   }
 };
