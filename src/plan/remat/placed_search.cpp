@@ -174,7 +174,8 @@ class Places {
   static constexpr int64_t kPlacesTried = 12;
 
   double weight(const Item& item) const {
-    return hardness_[item.value + 1] * static_cast<double>(item.bytes) * std::sqrt(static_cast<double>(item.last - item.first + short_runs_) / short_runs_);
+    return hardness_[item.value + 1] * static_cast<double>(item.bytes) *
+           std::sqrt(static_cast<double>(item.last - item.first + short_runs_) / short_runs_);
   }
 
   void sum_up() {
@@ -290,9 +291,8 @@ class PlacedSearch {
     for (int32_t i = 0; i < places_.count(); ++i) {
       if (!places_.is_there(i)) continue;
       const Places::Item& item = places_.item(i);
-      const auto known = std::ranges::find_if(best_items_, [&](const PlacedRuns::Item& b) {
-        return b.value == item.value && b.first == item.first;
-      });
+      const auto known = std::ranges::find_if(
+          best_items_, [&](const PlacedRuns::Item& b) { return b.value == item.value && b.first == item.first; });
       if (known != best_items_.end()) places_.set_offset(i, known->offset);
     }
     places_.accept();
@@ -424,8 +424,7 @@ class PlacedSearch {
     const int32_t kind = draws.below(100);
     int32_t forced = 0;
     const std::vector<int32_t>& unplaced = places_.unplaced();
-    const int32_t lacking =
-        unplaced.empty() ? -1 : unplaced[static_cast<size_t>(draws.below(std::ssize(unplaced)))];
+    const int32_t lacking = unplaced.empty() ? -1 : unplaced[static_cast<size_t>(draws.below(std::ssize(unplaced)))];
     if (lacking >= 0 && kind < 35) {
       fresh_.push_back(lacking);
       forced = 1 + draws.below(3);
@@ -491,9 +490,9 @@ class PlacedSearch {
     const int32_t other = places_.one_met(i, changes_.draws());
     if (other < 0 || places_.item(other).value < 0) return;
     const Places::Item &a = places_.item(i), &b = places_.item(other);
-    const int32_t from = std::max(set_.stage_of(std::max(a.first, b.first)), 0), to = set_.stage_of(std::min(a.last, b.last));
-    if (timeline_.values[b.value].recomputable)
-      changes_.drop(b.value, from + changes_.draws().below(to - from + 1));
+    const int32_t from = std::max(set_.stage_of(std::max(a.first, b.first)), 0),
+                  to = set_.stage_of(std::min(a.last, b.last));
+    if (timeline_.values[b.value].recomputable) changes_.drop(b.value, from + changes_.draws().below(to - from + 1));
   }
   void move_one() {
     Draws& draws = changes_.draws();
