@@ -25,7 +25,7 @@ constexpr int kRunSearches = 4, kSomeRunSearches = 8,
 constexpr size_t kStepsPlacedWell = 1500;
 constexpr int64_t kPlacedEffort = 16, kPlacedEffortOfStep = 9'000'000;  // times that of runs, no more than by steps
 constexpr int64_t kPercentWithRoom = 97;
-constexpr size_t kStepsTriedWithLess = 300;  // where there are more, it takes too long to do both
+constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
 constexpr int64_t kFull = 32;                // what is below the budget by more than this part may become fuller
 constexpr double kNearTheFirst = 2e-4;
 constexpr int kMostInVain = 4;                         // of these that find nothing within the budget
@@ -88,7 +88,6 @@ class RunPlanner {
           predict(quick_, plan);
           quick_.faster_than_ms = plan.predicted.step_time_ms;
           best_ = std::move(plan);
-          best_sequence_ = found.sequence;
           if (!many_ || best_->predicted.step_time_ms <= near_ms) break;
           good_ = limits_;
         } else {
@@ -112,7 +111,6 @@ class RunPlanner {
       if (!best_) continue;
       predict(quick_, *best_);
       quick_.faster_than_ms = best_->predicted.step_time_ms;
-      best_sequence_ = found.sequence;
     }
   }
 
@@ -128,8 +126,7 @@ class RunPlanner {
     Bytes states;
     for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
     const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
-    std::vector<Sequence> starts{found, find_runs(timeline_, less, input_.run_effort / 2).sequence};
-    if (best_) starts.insert(starts.begin(), best_sequence_);
+    const std::vector<Sequence> starts{found, find_runs(timeline_, less, input_.run_effort / 2).sequence};
     const PlacedRuns placed =
         place_runs(timeline_, (input_.budget - states).count, starts,
                    std::min(kPlacedEffort * input_.run_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)));
@@ -184,7 +181,6 @@ class RunPlanner {
   std::vector<int64_t> limits_, good_,
       failed_;  // by stage: of the next search, the last that led to a plan, the last that did not
   std::optional<Plan> best_;
-  Sequence best_sequence_;
 };
 
 }  // namespace
