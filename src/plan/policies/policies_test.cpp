@@ -98,10 +98,14 @@ TEST(Policies, TheBudgetThatTheAnswerNamesIsEnough) {
     const Plan& plan = std::get<Plan>(answer);
     EXPECT_LE(plan.arena, why.minimum);
     SCOPED_TRACE(policy.name);
-    EXPECT_EQ(why.op, graph.op(plan.steps[plan.predicted.peak_step].op).name);
     Bytes sum;
     for (const Infeasible::Need& need : why.needs) sum += need.bytes;
+    if (policy.name == "auto") {  // another plan within that budget may be as fast and need less
+      EXPECT_GE(sum, plan.predicted.peak);
+      continue;
+    }
     EXPECT_EQ(sum, plan.predicted.peak);
+    EXPECT_EQ(why.op, graph.op(plan.steps[plan.predicted.peak_step].op).name);
     if (policy.name != "liveness" && policy.name != "baseline")
       continue;  // the others search, and may find better for a budget
     input.budget = why.minimum - 1_B;

@@ -23,7 +23,8 @@ constexpr int64_t kLeastStep = 256;             // it is found to this part of i
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
-constexpr int64_t kPlacedEffort = 8, kPlacedEffortOfStep = 6'000'000;  // times that of runs, no more than by steps
+constexpr int64_t kPlacedEffort = 16;  // times that of runs, within these
+constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000;
 constexpr int64_t kPercentWithRoom = 97;
 constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
 constexpr int64_t kFull = 32;                // what is below the budget by more than this part may become fuller
@@ -108,8 +109,9 @@ class RunPlanner {
       scheduler_.follow(decisions_, found.sequence, schedule_);
       PlanOrInfeasible answer = finish_plan(quick_, timeline_, decisions_, schedule_, "auto");
       if (Plan* plan = std::get_if<Plan>(&answer)) best_ = std::move(*plan);
-      if (best_) predict(quick_, *best_);
-      if (best_) quick_.faster_than_ms = best_->predicted.step_time_ms;
+      if (!best_) continue;
+      predict(quick_, *best_);
+      quick_.faster_than_ms = best_->predicted.step_time_ms;
     }
   }
 
@@ -126,9 +128,9 @@ class RunPlanner {
     for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
     const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
     const std::vector<Sequence> starts{found, find_runs(timeline_, less, input_.run_effort / 2).sequence};
-    const PlacedRuns placed =
-        place_runs(timeline_, (input_.budget - states).count, starts,
-                   std::min(kPlacedEffort * input_.run_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)));
+    const PlacedRuns placed = place_runs(timeline_, (input_.budget - states).count, starts,
+                                         std::min({kPlacedEffort * input_.run_effort, kMostPlacedEffort,
+                                                   kPlacedEffortOfStep * std::ssize(timeline_.steps)}));
     if (!placed.fits) return;
     scheduler_.follow(decisions_, placed.sequence, schedule_);
     if (time_of(timeline_, {}, schedule_).total_ms >= quick_.faster_than_ms) return;

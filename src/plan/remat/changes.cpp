@@ -7,6 +7,7 @@ namespace {
 
 constexpr int32_t kMostTries = 4;
 constexpr int32_t kReach = 64;  // stages around a change that are looked at
+constexpr int32_t kAgain = 60;  // of 100 steps whose results are read and not there
 constexpr int kRepairs = 6;     // of what was taken back
 
 }  // namespace
@@ -165,10 +166,12 @@ void RunChanges::add(int32_t step, int32_t stage, int depth) {
     return;
   change(step, stage);
   const RunSet::Run run = set_.run_of(step, stage);
-  for (int32_t w : timeline_.steps[step].recompute_inputs) {
-    const TimelineValue& value = timeline_.values[w];
-    if (!value.recomputable || set_.is_there(w, run)) continue;
-    if (draws_.below(100) < 60) add(value.producer, stage, depth + 1);
+  const auto is_absent = [&](int32_t w) { return timeline_.values[w].recomputable && !set_.is_there(w, run); };
+  // No more than one is expected to run again for another: chains that branch would soon be all of the graph.
+  const std::span<const int32_t> inputs = timeline_.steps[step].recompute_inputs;
+  const auto absent = std::max<int64_t>(std::ranges::count_if(inputs, is_absent), 1);
+  for (int32_t w : inputs) {
+    if (is_absent(w) && draws_.below(100) < kAgain / absent) add(timeline_.values[w].producer, stage, depth + 1);
   }
 }
 
