@@ -265,6 +265,13 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
     }
   });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
+  if (too_much && may_fit && options.name_minimum && !options.as_listed) {  // what was found is not the least of all
+    if (Least within = find(options.memory); within.attempt && within.attempt->plan().arena <= options.memory) {
+      least = std::move(within);
+      too_much = false;
+      fastest = find_fastest();
+    }
+  }
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
   if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
@@ -273,7 +280,7 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
-  if (many) fastest = find_fastest();
+  if (many && fastest.graph.op_count() == 0) fastest = find_fastest();
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 

@@ -27,6 +27,8 @@ namespace {
 constexpr size_t kManySteps = 20'000;
 constexpr size_t kStepsOfCurves =
     800;  // of a graph of costs: where there are more, the curve is found only if it must be
+constexpr size_t kStepsOfRules = 5'000;  // of a network, whose least memory rules are asked for as well
+constexpr int kRuleHalvings = 5;
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;        // steps that run again for one value
 constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find those that waste least between offsets
@@ -512,6 +514,33 @@ bool by_runs_first(const PolicyInput& input, const ValueTimeline& timeline) {
          timeline.steps.size() > kStepsOfCurves;
 }
 
+// A rule takes the memory that it is given: what it makes of less and less, between the bound and `below`; of `enough`, where it
+// has a plan for that.
+std::optional<Plan> least_by_rule(const Policy& policy, PolicyInput input, Bytes enough, Bytes bound, Bytes below) {
+  const auto plan_within = [&](Bytes budget) -> std::optional<Plan> {
+    input.budget = budget;
+    PlanOrInfeasible answer = policy.plan(input);
+    if (Plan* plan = std::get_if<Plan>(&answer)) return std::move(*plan);
+    return std::nullopt;
+  };
+  if (enough >= bound && enough < below) {
+    if (std::optional<Plan> plan = plan_within(enough)) return plan;
+    bound = enough;
+  }
+  std::optional<Plan> best = plan_within(below - Bytes{1});
+  for (int i = 0; best && i < kRuleHalvings; ++i) {
+    const Bytes middle{bound.count + (best->arena.count - bound.count) / 2};
+    if (middle >= best->arena) break;
+    std::optional<Plan> plan = plan_within(middle);
+    if (plan) {
+      best = std::move(plan);
+    } else {
+      bound = middle;
+    }
+  }
+  return best;
+}
+
 // With every value kept where that fits; else by the search, or by another policy that needs still less.
 PlanOrInfeasible plan_least(const PolicyInput& input) {
   PolicyInput own = input, any = input;
@@ -532,7 +561,14 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
-    if (!policy.uses_tiers && !input.search_least) continue;  // they do not find less than the search
+    if (!policy.uses_tiers && !input.search_least) {  // but for these rules they do not find less than the search
+      const bool is_rule = policy.plan == plan_dtr || policy.plan == plan_dtr_eq;
+      if (!is_rule || !input.device.tiers.empty() || !may_run_again(input) || input.route.order.size() > kStepsOfRules)
+        continue;
+      if (auto plan = least_by_rule(policy, any, input.budget, bound, best ? best->arena : below))
+        best = std::move(plan);
+      continue;
+    }
     any.budget = (best ? best->arena : below) - Bytes{1};
     PlanOrInfeasible other = policy.plan(any);
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
