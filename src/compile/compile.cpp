@@ -265,13 +265,6 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
     }
   });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
-  if (too_much && may_fit && options.name_minimum && !options.as_listed) {  // what was found is not the least of all
-    if (Least within = find(options.memory); within.attempt && within.attempt->plan().arena <= options.memory) {
-      least = std::move(within);
-      too_much = false;
-      fastest = find_fastest();
-    }
-  }
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
   if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
@@ -280,7 +273,7 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
-  if (many && fastest.graph.op_count() == 0) fastest = find_fastest();
+  if (many) fastest = find_fastest();
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 
@@ -320,9 +313,11 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
   return program;
 }
 
-// The least memory that is known to be enough, where it was asked for: also that of the plan itself.
-std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program) {
-  return minimum ? std::min(*minimum, program.plan->arena) : minimum;
+// Of a graph of costs, the least memory that is known to be enough, where it was asked for: also that of the plan itself. (A
+// network's is found without its times, so that it is the same on every machine.)
+std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program,
+                                 const CompileOptions& options) {
+  return minimum && options.as_listed ? std::min(*minimum, program.plan->arena) : minimum;
 }
 
 // No plan has a smaller arena: each op has room there, and all states that the tiers have no room for.
@@ -348,7 +343,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                          network.graph.op_count() > kManyOps, lower_bound, minimum);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
   return result;
 }
 
@@ -617,7 +612,7 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
                          },
                          options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
   return result;
 }
 

@@ -165,7 +165,8 @@ struct Example {
 
 TEST(CudaChoice, ALanguageModelsLossIsMadeByRowsOfWhichExactTakesOneNumber) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
-  EXPECT_TRUE(fusion_on(*device, {}).off.empty());
+  EXPECT_THAT(fusion_on(*device, {}).off,
+              ::testing::ElementsAre("fuse_pointwise_linear"));  // that of losses is on
   Graph graph;
   const TensorId x = graph.add_source("x", {1024, 64}, DType::f32, Role::activation);
   const TensorId w = graph.add_source("w", {50000, 64}, DType::f32, Role::activation);

@@ -27,8 +27,8 @@ namespace {
 constexpr size_t kManySteps = 20'000;
 constexpr size_t kStepsOfCurves =
     800;  // of a graph of costs: where there are more, the curve is found only if it must be
-constexpr size_t kStepsOfRules = 5'000;  // of a network, whose least memory rules are asked for as well
-constexpr int kRuleHalvings = 5;
+constexpr size_t kStepsOfRules = 2'000;  // of a network, whose least memory rules are asked for as well
+constexpr int kRuleHalvings = 8;
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;        // steps that run again for one value
 constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find those that waste least between offsets
@@ -514,29 +514,24 @@ bool by_runs_first(const PolicyInput& input, const ValueTimeline& timeline) {
          timeline.steps.size() > kStepsOfCurves;
 }
 
-// A rule takes the memory that it is given: what it makes of less and less, between the bound and `below`; of `enough`, where it
-// has a plan for that.
-std::optional<Plan> least_by_rule(const Policy& policy, PolicyInput input, Bytes enough, Bytes bound, Bytes below) {
-  const auto plan_within = [&](Bytes budget) -> std::optional<Plan> {
-    input.budget = budget;
+// A rule takes the memory that it is given: what it makes of less and less, from what keeping everything takes to the bound, until
+// that is `enough`. Which budgets it is given follows from the graph alone, so that the least that is named is found again by
+// who asks for it.
+std::optional<Plan> least_by_rule(const Policy& policy, PolicyInput input, Bytes bound) {
+  const Bytes enough = input.budget;
+  input.explain = input.only_to_fit = input.first_that_fits = false;
+  input.budget = {INT64_MAX};
+  std::optional<Plan> best;
+  for (int i = 0; i <= kRuleHalvings && (!best || best->arena > enough); ++i) {
     PlanOrInfeasible answer = policy.plan(input);
-    if (Plan* plan = std::get_if<Plan>(&answer)) return std::move(*plan);
-    return std::nullopt;
-  };
-  if (enough >= bound && enough < below) {
-    if (std::optional<Plan> plan = plan_within(enough)) return plan;
-    bound = enough;
-  }
-  std::optional<Plan> best = plan_within(below - Bytes{1});
-  for (int i = 0; best && i < kRuleHalvings; ++i) {
-    const Bytes middle{bound.count + (best->arena.count - bound.count) / 2};
-    if (middle >= best->arena) break;
-    std::optional<Plan> plan = plan_within(middle);
-    if (plan) {
-      best = std::move(plan);
-    } else {
-      bound = middle;
+    Plan* const plan = std::get_if<Plan>(&answer);
+    if (plan == nullptr) {
+      bound = input.budget;
+    } else if (!best || plan->arena < best->arena) {
+      best = std::move(*plan);
     }
+    if (!best) break;
+    input.budget = {bound.count + (best->arena.count - bound.count) / 2};
   }
   return best;
 }
@@ -565,8 +560,9 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
       const bool is_rule = policy.plan == plan_dtr || policy.plan == plan_dtr_eq;
       if (!is_rule || !input.device.tiers.empty() || !may_run_again(input) || input.route.order.size() > kStepsOfRules)
         continue;
-      if (auto plan = least_by_rule(policy, any, input.budget, bound, best ? best->arena : below))
-        best = std::move(plan);
+      any.budget = input.budget;
+      const Bytes least = best ? best->arena : below;
+      if (auto plan = least_by_rule(policy, any, bound); plan && plan->arena < least) best = std::move(plan);
       continue;
     }
     any.budget = (best ? best->arena : below) - Bytes{1};
