@@ -70,7 +70,7 @@ Shape result_shape(const Tensor& x, const Tensor& w, bool transposed) {
   return shape;
 }
 
-std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<const Tensor* const> in) {
+std::vector<TensorSpec> infer_layer_forward(const Attributes& attributes, std::span<const Tensor* const> in) {
   const size_t least = operand_count(attributes) + 1 + (attributes.has("p") ? 2 : 0);
   expect_inputs(in, least, least + 1);
   const PointwiseLinear layout = pointwise_linear(attributes, in.size(), false);
@@ -88,7 +88,7 @@ std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<co
   return {{shape, in[0]->dtype}};
 }
 
-std::vector<TensorSpec> infer_backward(const Attributes& attributes, std::span<const Tensor* const> in) {
+std::vector<TensorSpec> infer_layer_backward(const Attributes& attributes, std::span<const Tensor* const> in) {
   const size_t count = operand_count(attributes) + 2 + (attributes.has("p") ? 2 : 0);
   expect_inputs(in, count);
   const PointwiseLinear layout = pointwise_linear(attributes, in.size(), true);
@@ -215,7 +215,7 @@ struct Rows {
   }
 };
 
-void run_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_layer_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   Rows all(op, in, false);
   std::vector<double> f(static_cast<size_t>(all.width));
   for (int64_t r = 0; r < all.rows; ++r) {
@@ -228,7 +228,7 @@ void run_forward(const Op& op, std::span<const TensorView> in, std::span<const T
   }
 }
 
-void run_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_layer_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   Rows all(op, in, true);
   const auto derivatives = operand_derivatives(op.attributes);
   const auto [rows, width, outputs] = std::tuple(all.rows, all.width, all.outputs);
@@ -337,19 +337,19 @@ std::vector<std::optional<Expression>> operand_derivatives(const Attributes& att
 std::vector<OpType> pointwise_linear_ops() {
   OpType forward{
       .name = "PointwiseLinearForward",
-      .infer = infer_forward,
+      .infer = infer_layer_forward,
       .gradient = pointwise_linear_gradient,
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = [](const Graph& graph, const Op& op) { return work_of(graph, op, false); },
-      .reference = run_forward,
+      .reference = run_layer_forward,
   };
   OpType backward{
       .name = "PointwiseLinearBackward",
-      .infer = infer_backward,
+      .infer = infer_layer_backward,
       .gradient = {},
       .in_place = operands_in_place,
       .work = [](const Graph& graph, const Op& op) { return work_of(graph, op, true); },
-      .reference = run_backward,
+      .reference = run_layer_backward,
   };
   return of_kind(LayerKind::fully_connected, {std::move(forward), std::move(backward)});
 }

@@ -15,7 +15,7 @@ constexpr Run kNever = INT64_MAX;
 constexpr int32_t kMostSteps = 40'000;  // of which runs are numbers of 32 bits
 
 constexpr double kHot = 0.03, kCold = 0.001;  // of what usually runs again
-constexpr int64_t kLeastRound = 1'000'000, kRoundOfStep = 250'000;
+constexpr int64_t kLeastPlacedRound = 1'000'000, kPlacedRoundOfStep = 250'000;
 // What has no offset is dearer the longer nothing fits, all of it within bounds, and what has had none for long without.
 constexpr double kDearer = 1.002, kCheaper = 1.08, kMostPrice = 3;
 constexpr int kManyFitted = 100;  // of 256 changes
@@ -555,7 +555,7 @@ PlacedRuns place_runs(const ValueTimeline& timeline, int64_t room, const std::ve
   room -= room % kStayAlignment;
   std::array<PlacedSearch, 2> searches{PlacedSearch(timeline, room), PlacedSearch(timeline, room)};
   const auto work = [&] { return searches[0].work() + searches[1].work(); };
-  int64_t length = kLeastRound + kRoundOfStep * static_cast<int64_t>(timeline.steps.size());
+  int64_t length = kLeastPlacedRound + kPlacedRoundOfStep * static_cast<int64_t>(timeline.steps.size());
   for (size_t round = 0; work() + 2 * length <= effort; ++round, length *= 2) {
     for_each_in_parallel(2, [&](size_t k) {
       PlacedSearch& search = searches[k];
