@@ -225,7 +225,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(packed):
             model = mistral_for(length)
         found = plimsoll.fits(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batch, memory="4GiB")
         least.append(found["minimum_bytes"])
-    assert least[1] < 2.05 * least[0] and least[1] < 4096 * 4096
+    assert least[1] < 2.25 * least[0] and least[1] < 4096 * 4096  # 2, and what the search for the least leaves; the square would be 4
 
 
 def test_a_window_that_is_as_long_as_the_batch_hides_nothing():
