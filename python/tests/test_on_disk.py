@@ -165,7 +165,7 @@ def test_tensors_of_another_step_stay_where_they_are(tmp_path):
     second = compiled(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path)
     reference = deep()
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
-    expected = train(reference, theirs, 1)
+    train(reference, theirs, 1)
     again = [second(batch(1)), first(batch(2)), second(batch(3))]
     for i, value in zip((1, 2, 3), again):
         theirs.zero_grad()
@@ -173,4 +173,3 @@ def test_tensors_of_another_step_stay_where_they_are(tmp_path):
         wanted.backward()
         theirs.step()
         assert value == pytest.approx(wanted.item(), rel=2e-4)
-    assert expected

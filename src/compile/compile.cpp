@@ -558,7 +558,7 @@ bool runs_wide_layers_by_rows(const Op& op) { return op.type->name.starts_with("
 FusionOptions fusion_of(const Program& training, const Device& device, const FusionOptions& fusion) {
   FusionOptions options = fusion_on(device, fusion);
   if (std::ranges::none_of(training.network.graph.ops(), runs_wide_layers_by_rows))
-    options.off.emplace_back("fuse_pointwise_linear");
+    options.off.emplace_back(kPointwiseLinearPass);
   return options;
 }
 
@@ -584,7 +584,7 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   auto* const program = std::get_if<Program>(&by_rows);
   if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
   CompileOptions undivided = options;
-  undivided.fusion.off.emplace_back("fuse_pointwise_linear");
+  undivided.fusion.off.emplace_back(kPointwiseLinearPass);
   if (!options.kernels.empty()) return compile_step(network, device, costs, undivided);
   undivided.name_minimum = false;
   auto whole = compile_step(network, device, costs, undivided);
@@ -698,7 +698,7 @@ FusionOptions fusion_on(const Device& device, FusionOptions options) {
   const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, x, labels});
   const OpId layer = graph.add_op("PointwiseLinearForward", "layer", "layer", {x, x},
                                   {{"expression", std::string("x0")}, {"operands", int64_t{1}}});
-  for (const auto& [op, pass] : {std::pair{loss, "fuse_linear_cross_entropy"}, {layer, "fuse_pointwise_linear"}}) {
+  for (const auto& [op, pass] : {std::pair{loss, kLinearLossPass}, {layer, kPointwiseLinearPass}}) {
     try {
       device.kernels(graph, graph.op(op), LayoutFamily::plain);
     } catch (const Error& error) {
@@ -748,7 +748,7 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
   const Stopwatch watch;
   Network inference = network;
   FusionOptions fusion = options.fusion;
-  fusion.off.emplace_back("fuse_linear_cross_entropy");  // the logits are what is asked for
+  fusion.off.emplace_back(kLinearLossPass);  // the logits are what is asked for
   std::vector<PassReport> passes = run_fusion_passes(inference, fusion_on(device, fusion));
   const TensorId logits = logits_of(inference);
   if (!logits.valid()) {

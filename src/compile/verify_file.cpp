@@ -149,8 +149,8 @@ class FileChecker {
       Network network = build_model(request.model, request.input);
       // What a device has no kernels for was not fused for it.
       FusionOptions fused;
-      for (const auto& [type, pass] : {std::pair{"LinearCrossEntropy", "fuse_linear_cross_entropy"},
-                                       {"PointwiseLinear", "fuse_pointwise_linear"}}) {
+      for (const auto& [type, pass] :
+           {std::pair{"LinearCrossEntropy", kLinearLossPass}, {"PointwiseLinear", kPointwiseLinearPass}}) {
         const auto is_one = [&](const Op& op) { return op.type->name.starts_with(type); };
         if (std::ranges::none_of(graph_.ops(), is_one)) fused.off.emplace_back(pass);
       }

@@ -174,35 +174,17 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const Rewrite& rewrite) {
                     rewrite.outputs);
 }
 
-void rewrite(Network& network, const std::vector<Rewrite>& rewrites) {
-  const Graph before = std::move(network.graph);
-  ById<OpId, const Rewrite*> ends_at(before.op_count(), nullptr);
-  ById<OpId, bool> gone(ends_at.size(), false);
-  for (const Rewrite& r : rewrites) {
-    ends_at[r.chain.back()] = &r;
-    for (OpId id : r.chain) gone[id] = true;
-  }
-  Rebuilder rebuilder(before);
-  for (int32_t i = 0; i < before.op_count(); ++i) {
-    if (const Rewrite* fused = ends_at[OpId{i}]) {
-      fuse(rebuilder, before, *fused);
-    } else if (!gone[OpId{i}]) {
-      rebuilder.copy({i});
-    }
-  }
-  rebuilder.finish(network);
-}
-
 int fuse_all(Network& network, const FusionPass& pass) {
   const std::vector<Rewrite> rewrites = find_rewrites(network, pass);
-  if (!rewrites.empty()) rewrite(network, rewrites);
+  std::vector<std::vector<OpId>> chains;
+  for (const Rewrite& rewrite : rewrites) chains.push_back(rewrite.chain);
+  replace_ops(network, chains,
+              [&](Rebuilder& rebuilder, const Graph& before, size_t i) { fuse(rebuilder, before, rewrites[i]); });
   return static_cast<int>(rewrites.size());
 }
 
 constexpr std::string_view kSplitPass = "split_fully_connected";
 constexpr std::string_view kPointwisePass = "fuse_pointwise";
-constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear";
-constexpr std::string_view kLinearLossPass = "fuse_linear_cross_entropy";
 
 // `action` changes the network and returns how many rewrites it made.
 template <class Action>

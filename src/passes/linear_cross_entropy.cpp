@@ -73,28 +73,18 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const LinearLoss& found) {
 
 int fuse_linear_cross_entropy(Network& network, Bytes above) {
   const ById<TensorId, int> uses = count_uses(network);
-  ById<OpId, const LinearLoss*> at(network.graph.op_count(), nullptr);
-  ById<OpId, bool> gone(at.size(), false);
   std::vector<LinearLoss> all;
+  std::vector<std::vector<OpId>> ops_of;
   for (int32_t i = 0; i < network.graph.op_count(); ++i) {
     if (auto found = find_linear_loss(network.graph, uses, {i}, above)) all.push_back(std::move(*found));
   }
-  if (all.empty()) return 0;
   for (const LinearLoss& found : all) {
-    at[found.loss] = &found;
-    gone[found.linear] = true;
-    for (OpId id : found.between) gone[id] = true;
+    std::vector<OpId>& ops = ops_of.emplace_back(found.between);
+    ops.push_back(found.linear);
+    ops.push_back(found.loss);
   }
-  const Graph before = std::move(network.graph);
-  Rebuilder rebuilder(before);
-  for (int32_t i = 0; i < before.op_count(); ++i) {
-    if (at[OpId{i}] != nullptr) {
-      fuse(rebuilder, before, *at[OpId{i}]);
-    } else if (!gone[OpId{i}]) {
-      rebuilder.copy({i});
-    }
-  }
-  rebuilder.finish(network);
+  replace_ops(network, ops_of,
+              [&](Rebuilder& rebuilder, const Graph& before, size_t i) { fuse(rebuilder, before, all[i]); });
   return static_cast<int>(all.size());
 }
 

@@ -15,6 +15,9 @@ namespace plimsoll {
 // stay equal up to rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
+// Those whose ops not every device has kernels for.
+inline constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear",
+                                  kLinearLossPass = "fuse_linear_cross_entropy";
 
 // What several ranks change in a forward network, after what is fused there and before autodiff: with
 // OptimizerOptions::sync_batch_norm, batch norms take the statistics of all ranks' parts of the batch

@@ -177,25 +177,15 @@ int fuse_pointwise_linear(Network& network, const FusionOptions& options, Bytes 
   for (int32_t i = 0; i < network.graph.op_count(); ++i) {
     if (auto found = layers.at({i})) all.push_back(std::move(*found));
   }
-  if (all.empty()) return 0;
-  ById<OpId, const WideLayer*> at(network.graph.op_count(), nullptr);
-  ById<OpId, bool> gone(at.size(), false);
+  std::vector<std::vector<OpId>> ops_of;
   for (const WideLayer& found : all) {
-    at[found.linear] = &found;
-    gone[found.pointwise] = true;
-    for (OpId id : found.between) gone[id] = true;
-    for (OpId id : found.before) gone[id] = true;
+    std::vector<OpId>& ops = ops_of.emplace_back(found.before);
+    ops.push_back(found.pointwise);
+    ops.insert(ops.end(), found.between.begin(), found.between.end());
+    ops.push_back(found.linear);
   }
-  const Graph before = std::move(network.graph);
-  Rebuilder rebuilder(before);
-  for (int32_t i = 0; i < before.op_count(); ++i) {
-    if (at[OpId{i}] != nullptr) {
-      fuse(rebuilder, before, *at[OpId{i}]);
-    } else if (!gone[OpId{i}]) {
-      rebuilder.copy({i});
-    }
-  }
-  rebuilder.finish(network);
+  replace_ops(network, ops_of,
+              [&](Rebuilder& rebuilder, const Graph& before, size_t i) { fuse(rebuilder, before, all[i]); });
   return static_cast<int>(all.size());
 }
 

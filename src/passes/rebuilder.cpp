@@ -100,4 +100,26 @@ void Rebuilder::finish(Network& network) {
   network.graph = std::move(after_);
 }
 
+void replace_ops(Network& network, const std::vector<std::vector<OpId>>& ops_of,
+                 const std::function<void(Rebuilder&, const Graph&, size_t)>& make) {
+  constexpr int32_t kNone = -1;
+  if (ops_of.empty()) return;
+  const Graph before = std::move(network.graph);
+  ById<OpId, int32_t> ends(before.op_count(), kNone);
+  ById<OpId, bool> gone(ends.size(), false);
+  for (size_t i = 0; i < ops_of.size(); ++i) {
+    ends[ops_of[i].back()] = static_cast<int32_t>(i);
+    for (OpId id : ops_of[i]) gone[id] = true;
+  }
+  Rebuilder rebuilder(before);
+  for (OpId id{0}; id.index < before.op_count(); ++id.index) {
+    if (ends[id] != kNone) {
+      make(rebuilder, before, static_cast<size_t>(ends[id]));
+    } else if (!gone[id]) {
+      rebuilder.copy(id);
+    }
+  }
+  rebuilder.finish(network);
+}
+
 }  // namespace plimsoll

@@ -2,6 +2,7 @@
 // ops, or split states into blocks of rows.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -49,5 +50,10 @@ class Rebuilder {
   ById<TensorId, std::vector<TensorId>> new_ids_;  // several for what is split
   ById<OpId, OpId> new_op_;
 };
+
+// Makes a network anew with other ops in the place of some: `ops_of[i]`, of which the last is where `make(rebuilder, before, i)`
+// adds what stands for all of them.
+void replace_ops(Network& network, const std::vector<std::vector<OpId>>& ops_of,
+                 const std::function<void(Rebuilder&, const Graph&, size_t)>& make);
 
 }  // namespace plimsoll

@@ -276,7 +276,7 @@ Measured measure_missing(Session& session, const Network& network, const Compile
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
   const FusionOptions by_rows = fusion_on(*session.device, options.fusion);
   FusionOptions undivided = by_rows;  // compile_training compares both; not with exact, which chooses by rule
-  undivided.off.emplace_back("fuse_pointwise_linear");
+  undivided.off.emplace_back(kPointwiseLinearPass);
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
   std::set<CostKey> known;
