@@ -698,7 +698,12 @@ FusionOptions fusion_on(const Device& device, FusionOptions options) {
   const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, x, labels});
   const OpId layer = graph.add_op("PointwiseLinearForward", "layer", "layer", {x, x},
                                   {{"expression", std::string("x0")}, {"operands", int64_t{1}}});
-  for (const auto& [op, pass] : {std::pair{loss, kLinearLossPass}, {layer, kPointwiseLinearPass}}) {
+  const TensorId id = graph.add_source("id", {}, DType::i64, Role::input);
+  const TensorId dy = graph.add_source("dy", {1}, DType::f32, Role::input);
+  const TensorId rate = graph.add_source("rate", {}, DType::f32, Role::hyperparameter);
+  const OpId update = graph.add_op("EmbeddingSgdUpdate", "update", "update", {x, dy, rate, id}, {}, Phase::update);
+  for (const auto& [op, pass] :
+       {std::pair{loss, kLinearLossPass}, {layer, kPointwiseLinearPass}, {update, kSparseEmbeddingPass}}) {
     try {
       device.kernels(graph, graph.op(op), LayoutFamily::plain);
     } catch (const Error& error) {

@@ -6,6 +6,7 @@
 
 #include "device/divided.h"
 #include "kernels/layout.h"
+#include "passes/embedding_gradient.h"
 #include "passes/passes.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
@@ -154,13 +155,14 @@ class FileChecker {
         const auto is_one = [&](const Op& op) { return op.type->name.starts_with(type); };
         if (std::ranges::none_of(graph_.ops(), is_one)) fused.off.emplace_back(pass);
       }
+      FusionOptions step{.off = {"fuse_pointwise"}};
+      if (std::ranges::none_of(graph_.ops(), reads_lookups)) step.off.emplace_back(kSparseEmbeddingPass);
       run_fusion_passes(network, fused);
       run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);
       network = make_training_network(network, request.optimizer);
       gather_again(network);
-      FusionOptions loss_only{.off = {"fuse_pointwise"}};
-      run_training_passes(network, loss_only);
+      run_training_passes(network, step);
       expected = std::move(network.graph);
     } catch (const Error& error) {
       return wrong_request("model", error.what());

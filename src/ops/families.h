@@ -22,6 +22,7 @@ std::vector<OpType> conv_ops();                  // conv.cpp
 std::vector<OpType> conv_transpose_ops();        // conv_transpose.cpp
 std::vector<OpType> costed_ops();                // costed.cpp: nothing but costs, to be planned
 std::vector<OpType> cumulative_sum_ops();        // cumulative_sum.cpp
+std::vector<OpType> embedding_gradient_ops();    // embedding_gradient.cpp: of a table, by the rows that were looked up
 std::vector<OpType> fully_connected_ops();       // fully_connected.cpp
 std::vector<OpType> layer_model_ops();           // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> linear_cross_entropy_ops();  // linear_cross_entropy.cpp: a linear layer and the loss behind it
@@ -62,6 +63,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     conv_transpose_ops,
     costed_ops,
     cumulative_sum_ops,
+    embedding_gradient_ops,
     fully_connected_ops,
     layer_model_ops,
     linear_cross_entropy_ops,

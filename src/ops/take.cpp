@@ -214,23 +214,15 @@ OpType embedding_backward() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 2);
-            expect_gradient_dtype(*in[0]);
-            expect_indices(*in[1]);
-            const int64_t rows = attributes.integer("rows");
-            padding_index(attributes, rows);
-            Shape shape = in[1]->shape;
-            shape.push_back(in[0]->shape.empty() ? 1 : in[0]->shape.back());
-            expect_gradient_shape(*in[0], shape);
-            return std::vector<TensorSpec>{{{rows, shape.back()}, in[0]->dtype}};
+            const Shape table{attributes.integer("rows"), in[0]->shape.empty() ? 1 : in[0]->shape.back()};
+            expect_lookups(attributes, table, *in[0], *in[1]);
+            return std::vector<TensorSpec>{{table, in[0]->dtype}};
           },
       .gradient = {},
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,
-      .reference =
-          [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Take take = embedding_take(out[0].shape, in[1].shape);
-            add_rows(take, rows_of(in[1], take.limit, 0), op.attributes.integer("padding_index", -1), in[0], out[0]);
-          },
+      .reference = [](const Op& op, std::span<const TensorView> in,
+                      std::span<const TensorView> out) { sum_lookups(op.attributes, in[0], in[1], out[0]); },
   };
 }
 
@@ -464,6 +456,23 @@ OpType gather_backward() {
 }
 
 }  // namespace
+
+void expect_lookups(const Attributes& attributes, const Shape& table, const Tensor& dy, const Tensor& indices) {
+  expect_gradient_dtype(dy);
+  expect_indices(indices);
+  if (table.size() != 2)
+    throw Error(ErrorCode::invalid_input, fmt::format("{} is no table of rows for '{}'", to_string(table), dy.name));
+  padding_index(attributes, table[0]);
+  Shape shape = indices.shape;
+  shape.push_back(table[1]);
+  expect_gradient_shape(dy, shape);
+}
+
+void sum_lookups(const Attributes& attributes, const TensorView& dy, const TensorView& indices,
+                 const TensorView& table) {
+  const Take take = embedding_take(table.shape, indices.shape);
+  add_rows(take, rows_of(indices, take.limit, 0), attributes.integer("padding_index", -1), dy, table);
+}
 
 std::vector<OpType> take_ops() {
   // A lone index has no rows to divide: the indices, which stand first, say it.

@@ -27,6 +27,13 @@ std::vector<int64_t> joint_strides(const Shape& indices, const Shape& joint);
 // Throws Error(invalid_input): "row 3 of the indices is 70, but dimension 0 has 50 elements".
 [[noreturn]] void throw_bad_index(int64_t row, int64_t index, int64_t dimension, int64_t limit);
 
+// The gradient of a table of which `dy` is that of the rows at `indices`. Throws Error(invalid_input) unless these belong
+// together, and the attributes' padding index is one of the rows.
+void expect_lookups(const Attributes& attributes, const Shape& table, const Tensor& dy, const Tensor& indices);
+// Writes it, for reference kernels: each row is the sum of what its lookups give, in their order.
+void sum_lookups(const Attributes& attributes, const TensorView& dy, const TensorView& indices,
+                 const TensorView& table);
+
 // An element of an index tensor of i32 or i64.
 inline int64_t index_at(const void* indices, DType dtype, int64_t i) {
   return dtype == DType::i32 ? static_cast<const int32_t*>(indices)[i] : static_cast<const int64_t*>(indices)[i];

@@ -11,6 +11,7 @@
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
+#include "passes/embedding_gradient.h"
 #include "passes/linear_cross_entropy.h"
 #include "passes/passes.h"
 #include "passes/pointwise.h"
@@ -210,6 +211,7 @@ std::vector<std::string_view> fusion_pass_names() {
   names.push_back(kPointwisePass);
   names.push_back(kPointwiseLinearPass);
   names.push_back(kSplitPass);
+  names.push_back(kSparseEmbeddingPass);
   return names;
 }
 
@@ -253,6 +255,10 @@ std::vector<PassReport> run_training_passes(Network& training, const FusionOptio
   if (is_on(kLinearLossPass)) {
     reports.push_back(run_pass(training, "fuse_linear_cross_entropy_training",
                                [&] { return fuse_linear_cross_entropy_training(training); }));
+  }
+  if (is_on(kSparseEmbeddingPass)) {  // before additions are fused
+    reports.push_back(
+        run_pass(training, kSparseEmbeddingPass, [&] { return keep_embedding_gradients_sparse(training); }));
   }
   if (is_on(kPointwisePass)) {
     reports.push_back(

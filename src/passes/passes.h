@@ -17,7 +17,8 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
 std::vector<std::string_view> fusion_pass_names();
 // Those whose ops not every device has kernels for.
 inline constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear",
-                                  kLinearLossPass = "fuse_linear_cross_entropy";
+                                  kLinearLossPass = "fuse_linear_cross_entropy",
+                                  kSparseEmbeddingPass = "sparse_embedding_gradients";
 
 // What several ranks change in a forward network, after what is fused there and before autodiff: with
 // OptimizerOptions::sync_batch_norm, batch norms take the statistics of all ranks' parts of the batch
@@ -25,7 +26,8 @@ inline constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear"
 std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions& options);
 
 // What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off, and
-// the two ops of a loss that makes logits, unless "fuse_linear_cross_entropy" is.
+// the two ops of a loss that makes logits, unless "fuse_linear_cross_entropy" is; and what reads the gradient of an embedding
+// with what makes it, unless "sparse_embedding_gradients" is.
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 
 // Puts a piece of each parameter that is divided among the ranks in its place among the states, and gathers it where it is

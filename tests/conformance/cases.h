@@ -640,14 +640,12 @@ inline std::vector<Case> reduce_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family : {convolution_cases,  fully_connected_cases, pool_cases,
-                      elementwise_cases,  batch_norm_cases,      other_image_cases,
-                      loss_cases,         update_cases,          clip_cases,
-                      accumulation_cases, pointwise_cases,       reduce_cases,
-                      move_cases,         resize_cases,          take_cases,
-                      sort_cases,         cumulative_sum_cases,  norm_cases,
-                      matmul_cases,       softmax_cases,         attention_cases,
-                      recurrent_cases}) {
+  for (auto family : {convolution_cases, fully_connected_cases, pool_cases,      elementwise_cases,
+                      batch_norm_cases,  other_image_cases,     loss_cases,      update_cases,
+                      clip_cases,        accumulation_cases,    pointwise_cases, reduce_cases,
+                      move_cases,        resize_cases,          take_cases,      lookup_cases,
+                      sort_cases,        cumulative_sum_cases,  norm_cases,      matmul_cases,
+                      softmax_cases,     attention_cases,       recurrent_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -179,6 +179,81 @@ inline std::vector<Case> resize_cases() {
   return cases;
 }
 
+// A table's gradient by its lookups: rows that were looked up often, not at all, or do not count.
+inline std::vector<Case> lookup_cases() {
+  std::vector<Case> cases;
+  struct Table {
+    int64_t rows, columns;
+    Shape indices;
+    int64_t padding = -1;
+    DType dtype = DType::i64;
+  };
+  for (const Table& t : std::vector<Table>{{50, 24, {4, 9}},
+                                           {200, 33, {60}, 3, DType::i32},
+                                           {300, 1, {2, 3, 5}},
+                                           {3, 5000, {7}},
+                                           {1, 5, {}, 0, DType::i32}}) {
+    const Shape table{t.rows, t.columns};
+    const std::string text =
+        fmt::format("{} by {}{}", to_string(table), to_string(t.indices), t.padding < 0 ? "" : " padding");
+    // The inputs and attributes of an op, with the lookups among them.
+    const auto add = [&](const std::string& type, const std::string& how, auto inputs, Attributes attributes) {
+      attributes.set("padding_index", t.padding);
+      cases.push_back({type, text + how, [=](CaseBuilder& b) {
+                         Shape rows = t.indices;
+                         rows.push_back(t.columns);
+                         std::vector<TensorId> all = inputs(b, table, b.normal(rows));
+                         all.push_back(b.integers(t.indices, t.dtype, 0, (t.rows + 1) / 2));
+                         b.op(type, all, attributes);
+                       }});
+    };
+    const auto alone = [](CaseBuilder&, const Shape&, TensorId dy) { return std::vector<TensorId>{dy}; };
+    add("EmbeddingGradientNorm", "", alone, {{"rows", t.rows}});
+    const auto other = [](CaseBuilder& b, const Shape& shape, TensorId dy) {
+      return std::vector<TensorId>{b.normal(shape), dy};
+    };
+    add("EmbeddingAddGradient", "", other, {});
+    for (const int64_t count : {0, 2}) {
+      const auto sum = [=](CaseBuilder& b, const Shape& shape, TensorId dy) {
+        return std::vector<TensorId>{b.normal(shape), dy, b.normal(shape), b.number(count)};
+      };
+      add("EmbeddingAccumulateGradient", fmt::format(" count {}", count), sum, {});
+    }
+    for (const double scale : {1.0, 0.25, -1.0}) {  // 1: none is given
+      for (const double momentum : {0.0, 0.9}) {
+        for (const double decay : {0.0, 1e-2}) {
+          const auto sgd = [=](CaseBuilder& b, const Shape& shape, TensorId dy) {
+            std::vector<TensorId> inputs{b.normal(shape), dy, b.scalar(0.1)};
+            if (momentum != 0) inputs.push_back(b.normal(shape));
+            if (scale != 1) inputs.push_back(b.scalar(scale));
+            return inputs;
+          };
+          add("EmbeddingSgdUpdate", fmt::format(" momentum {} decay {} scale {}", momentum, decay, scale), sgd,
+              {{"momentum", momentum},
+               {"weight_decay", decay},
+               {"nesterov", int64_t{momentum != 0 && decay != 0}},
+               {"scaled", int64_t{scale != 1}}});
+        }
+      }
+      for (const int64_t decoupled : {0, 1}) {
+        const auto adam = [=](CaseBuilder& b, const Shape& shape, TensorId dy) {
+          std::vector<TensorId> inputs{b.normal(shape),         dy, b.scalar(0.01), b.number(3), b.normal(shape),
+                                       b.uniform(shape, 0.5, 2)};
+          if (scale != 1) inputs.push_back(b.scalar(scale));
+          return inputs;
+        };
+        add("EmbeddingAdamUpdate", fmt::format(" decoupled {} scale {}", decoupled, scale), adam,
+            {{"beta2", 0.99},
+             {"epsilon", 1e-6},
+             {"weight_decay", 1e-2},
+             {"decoupled", decoupled},
+             {"scaled", int64_t{scale != 1}}});
+      }
+    }
+  }
+  return cases;
+}
+
 inline std::vector<Case> take_cases() {
   std::vector<Case> cases;
   for (const DType indices : {DType::i32, DType::i64}) {

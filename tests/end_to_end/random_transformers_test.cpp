@@ -31,7 +31,7 @@ class RandomTransformer {
     kv_heads_ = draw(1, 3);
     size_.heads = kv_heads_ * draw(1, 3);
     size_.width = size_.heads * draw(1, 9);
-    vocabulary_ = draw(11, 90);
+    vocabulary_ = draw(11, 200);  // more or fewer than there are tokens
     tied_ = coin();
     one_block_for_all_ = draw(0, 3) == 0;
     dropout_ = coin() ? 0.1 : 0;

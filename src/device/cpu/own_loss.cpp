@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "device/cpu/own_lookups.h"
+#include "device/cpu/own_rows.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
@@ -57,6 +59,17 @@ class SoftmaxCrossEntropyBackward : public CrossEntropy {
   }
 };
 
+template <class Body>  // body(i, n) -> the terms of elements [i, i + n), zero in other lanes
+double sum_of_chunk(int64_t begin, int64_t end, const Body& body) {
+  f32x16 terms{};
+  for_each_vector(begin, end, [&](int64_t i, auto n) { terms += body(i, n); });
+  double lanes[16] = {};
+  add_lanes(lanes, terms);
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
 // A sum over all elements in chunks of fixed size. Their number, and so the workspace, does not depend on the layout,
 // which is chosen after the workspace was asked: where padding asks for more of them, they are longer.
 class SumOverElements : public OwnKernel {
@@ -77,7 +90,7 @@ class SumOverElements : public OwnKernel {
  protected:
   static constexpr int64_t kChunk = kShardUnit;
 
-  template <class Body>  // body(i, n) -> the terms of elements [i, i + n), zero in other lanes
+  template <class Body>
   double sum(const Body& body) const {
     double* sums = static_cast<double*>(workspace_);
     sum_chunks(body, sums);
@@ -89,15 +102,8 @@ class SumOverElements : public OwnKernel {
   void sum_chunks(const Body& body, double* sums) const {
     for_each_part(parts_, [&](int part) {
       const Range range = share(chunks_, part, parts_);
-      for (int64_t k = range.begin; k < range.end; ++k) {
-        f32x16 terms{};
-        for_each_vector(std::min(elements_, k * length_), std::min(elements_, (k + 1) * length_),
-                        [&](int64_t i, auto n) { terms += body(i, n); });
-        double lanes[16] = {};
-        add_lanes(lanes, terms);
-        sums[k] = 0;
-        for (double lane : lanes) sums[k] += lane;
-      }
+      for (int64_t k = range.begin; k < range.end; ++k)
+        sums[k] = sum_of_chunk(std::min(elements_, k * length_), std::min(elements_, (k + 1) * length_), body);
     });
   }
   template <class Body>
@@ -126,6 +132,47 @@ class GradientNorm : public SumOverElements {
       return value * value;
     })));
   }
+};
+
+// The same of an embedding's table, by the rows that were looked up.
+class EmbeddingGradientNorm : public OwnKernel {
+ public:
+  EmbeddingGradientNorm(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        table_{op.attributes.integer("rows"), graph.tensor(op.inputs[0]).shape.back()},
+        chunks_((element_count(table_) + kChunk - 1) / kChunk),
+        lookups_(op, table_, graph.tensor(op.inputs[1])) {
+    require_row_major(graph, op);
+    workspace_bytes_ = {lookups_.workspace().count + chunks_ * 8};
+  }
+  void run() override {
+    lookups_.sort(input(0), input<void>(1), workspace_);
+    double* const sums = reinterpret_cast<double*>(static_cast<std::byte*>(workspace_) + lookups_.workspace().count);
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(chunks_, part, parts_);
+      Lookups::Place place = lookups_.begin();
+      for (int64_t k = range.begin; k < range.end; ++k) sums[k] = sum_of_chunk_at(k, place);
+    });
+    double total = 0;
+    for (int64_t k = 0; k < chunks_; ++k) total += sums[k];
+    *output(0) = static_cast<float>(std::sqrt(total));
+  }
+
+ private:
+  static constexpr int64_t kChunk = kShardUnit;  // as GradientNorm's
+  double sum_of_chunk_at(int64_t k, Lookups::Place& place) const {
+    alignas(64) float made[kChunk];
+    const Range elements{k * kChunk, std::min(element_count(table_), (k + 1) * kChunk)};
+    if (!lookups_.make(elements, place, made)) return 0;
+    return sum_of_chunk(0, elements.end - elements.begin, [&](int64_t i, auto n) {
+      const f32x16 value = load(made + i, n);
+      return value * value;
+    });
+  }
+
+  Shape table_;
+  int64_t chunks_;
+  Lookups lookups_;
 };
 
 // Adds as GradientNorm does, of a gradient that lies row-major.
@@ -256,6 +303,7 @@ std::vector<NamedFactory> loss_kernels() {
   return {{"SoftmaxCrossEntropyForward", {own_specs, make_own<SoftmaxCrossEntropyForward>}},
           {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxCrossEntropyBackward>}},
           {"GradientNorm", {norm_specs, make_own<GradientNorm>}},
+          {"EmbeddingGradientNorm", {own_specs_row_major, make_own<EmbeddingGradientNorm>}},
           {"SquareSums", {own_specs_row_major, make_own<SquareSums>}},
           {"NormOfSums", {own_specs_row_major, make_own<NormOfSums>}},
           {"MeanSquaredErrorForward", {own_specs_any_layout, make_own<MeanSquaredErrorForward>}},

@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
+#include "device/cpu/own_digits.h"
 #include "device/cpu/own_rows.h"
 #include "ops/axis_rows.h"
 #include "plimsoll/ops.h"
@@ -26,27 +25,6 @@ PLIMSOLL_INLINE uint32_t order_of(uint8_t x) { return x; }
 PLIMSOLL_INLINE uint64_t order_of(int64_t x) { return static_cast<uint64_t>(x) ^ (uint64_t{1} << 63); }
 
 constexpr int64_t kDigitsPay = 128;  // in rows of as many elements
-
-// `other` is scratch of the same size. The lower half of the numbers, the places, is in order already.
-template <class Number>
-void sort_by_digits(Number* numbers, Number* other, int64_t count) {
-  constexpr int kDigits = sizeof(Number) / 2;
-  const auto digit = [](Number number, int d) { return static_cast<uint8_t>(number >> (8 * (kDigits + d))); };
-  uint32_t begins[kDigits][256] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    for (int d = 0; d < kDigits; ++d) ++begins[d][digit(numbers[i], d)];
-  }
-  Number *from = numbers, *to = other;
-  for (int d = 0; d < kDigits; ++d) {
-    uint32_t(&begin)[256] = begins[d];
-    if (begin[digit(from[0], d)] == static_cast<uint32_t>(count)) continue;  // they have it in common
-    uint32_t at = 0;
-    for (uint32_t& one : begin) at += std::exchange(one, at);
-    for (int64_t i = 0; i < count; ++i) to[begin[digit(from[i], d)]++] = from[i];
-    std::swap(from, to);
-  }
-  if (from != numbers) std::memcpy(numbers, from, static_cast<size_t>(count) * sizeof(Number));
-}
 
 // The first `wanted` of the numbers in order.
 template <class Number>

@@ -1,7 +1,7 @@
 // Clipping by the norm of all gradients, over the storage as it lies: padding is zero.
 #include <algorithm>
 
-#include "device/cuda/kernels.h"
+#include "device/cuda/kernels_lookups.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
@@ -47,6 +47,38 @@ std::vector<KernelSpec> norm_specs(const Context& context, const Graph& graph, c
   specs[0].workspace = GradientNormKernel::workspace_for(graph, op);
   return specs;
 }
+
+// As GradientNorm does, of an embedding's table by its lookups.
+class LookupsNormKernel final : public LookupsKernel {
+ public:
+  LookupsNormKernel(const Context& context, const Graph& graph, const Op& op)
+      : LookupsKernel(context, graph, op),
+        elements_(elements_of(graph, op)),
+        blocks_(blocks_of(elements_)),
+        sums_at_(sums_at(graph, op)) {
+    workspace_bytes_ = workspace_for(graph, op);
+  }
+  static Bytes workspace_for(const Graph& graph, const Op& op) {
+    return {sums_at(graph, op) + blocks_of(elements_of(graph, op)) * static_cast<int64_t>(sizeof(double))};
+  }
+
+ private:
+  static int64_t elements_of(const Graph& graph, const Op& op) {
+    return op.attributes.integer("rows") * graph.tensor(op.inputs[0]).shape.back();
+  }
+  static int64_t blocks_of(int64_t elements) { return (elements + kShardUnit - 1) / kShardUnit; }
+  static int64_t sums_at(const Graph& graph, const Op& op) {  // at a multiple of a double's size
+    return (LookupsKernel::workspace_for(graph, op).count + 7) / 8 * 8;
+  }
+  void work() override {
+    double* const sums = scratch<double>(sums_at_);
+    launch(SumAll<SquaredLookups>{.of = {.g = gradient()}, .sums = sums, .elements = elements_, .length = kShardUnit},
+           blocks_);
+    launch(NormTotal{.norm = output(0), .sums = sums, .count = blocks_}, 1);
+  }
+
+  int64_t elements_, blocks_, sums_at_;
+};
 
 class SquareSumsKernel final : public CudaKernel {
  public:
@@ -126,6 +158,7 @@ class ScaleGradientKernel final : public CudaKernel {
 
 std::vector<NamedFactory> clip_kernels() {
   return {{"GradientNorm", {norm_specs, make_own<GradientNormKernel>}},
+          {"EmbeddingGradientNorm", {row_major_specs_with_workspace<LookupsNormKernel>, make_own<LookupsNormKernel>}},
           {"SquareSums", {own_specs_row_major, make_own<SquareSumsKernel>}},
           {"NormOfSums", {own_specs_row_major, make_own<NormOfSumsKernel>}},
           {"ClipScale", {own_specs_with_workspace<ClipScaleKernel>, make_own<ClipScaleKernel>}},

@@ -1,5 +1,5 @@
 // Optimizers. They run over the storage as it lies, padding included: it stays zero.
-#include "device/cuda/kernels.h"
+#include "device/cuda/kernels_lookups.h"
 #include "ops/move.h"
 #include "plimsoll/ops.h"
 
@@ -11,10 +11,6 @@ int64_t stored(const Graph& graph, const Op& op) {
   require_one_layout(graph, op, w);
   return storage_elements(w.shape, w.layout);
 }
-
-bool has_settings(const Graph& graph, const Op& op) { return !graph.tensor(op.inputs[2]).shape.empty(); }
-
-bool is_scaled(const Op& op) { return op.attributes.integer("scaled", 0) != 0; }
 
 class AccumulateKernel final : public CudaKernel {
  public:
@@ -45,87 +41,130 @@ class AssignKernel final : public CudaKernel {
   int64_t count_, width_;
 };
 
-class SgdKernel final : public CudaKernel {
+// An update by a gradient that is there whole (Base is CudaKernel), or by that of an embedding's lookups (LookupsKernel).
+template <class Base>
+class UpdateKernel : public Base {
  public:
-  SgdKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op),
-        settings_(op.attributes),
-        has_settings_(has_settings(graph, op)),
-        scaled_(is_scaled(op)),
+  UpdateKernel(const Context& context, const Graph& graph, const Op& op)
+      : Base(context, graph, op),
+        has_settings_(!graph.tensor(op.inputs[2]).shape.empty()),
+        scaled_(op.attributes.integer("scaled", 0) != 0),
         count_(stored(graph, op)) {}
 
- private:
-  void work() override {
-    const bool has_momentum = has_output(1);
-    launch(Sgd{.w_next = output(0),
-               .m_next = has_momentum ? output(1) : nullptr,
-               .w = input(0),
-               .g = input(1),
-               .m = has_momentum ? input(3) : nullptr,
-               .learning_rate = input(2),
-               .scale = scaled_ ? input(has_momentum ? 4 : 3) : nullptr,
-               .weight_decay = static_cast<float>(settings_.weight_decay),
-               .momentum = static_cast<float>(settings_.momentum),
-               .has_settings = has_settings_,
-               .nesterov = settings_.nesterov},
-           count_);
+ protected:
+  template <class Body>
+  void update(const Body& body) const {
+    if constexpr (std::is_same_v<Base, LookupsKernel>) {
+      this->launch(ByLookups<Body>{.update = body, .g = this->gradient()}, count_);
+    } else {
+      this->launch(body, count_);
+    }
   }
+  const float* scale(size_t input) const { return scaled_ ? this->input(input) : nullptr; }
+  bool has_settings_;
 
-  SgdSettings settings_;
-  bool has_settings_, scaled_;
+ private:
+  bool scaled_;
   int64_t count_;
 };
 
-class AdamKernel final : public CudaKernel {
+template <class Base>
+class SgdKernel final : public UpdateKernel<Base> {
+ public:
+  SgdKernel(const Context& context, const Graph& graph, const Op& op)
+      : UpdateKernel<Base>(context, graph, op), settings_(op.attributes) {}
+
+ private:
+  void work() override {
+    const bool has_momentum = this->has_output(1);
+    this->update(Sgd{.w_next = this->output(0),
+                     .m_next = has_momentum ? this->output(1) : nullptr,
+                     .w = this->input(0),
+                     .g = this->input(1),
+                     .m = has_momentum ? this->input(3) : nullptr,
+                     .learning_rate = this->input(2),
+                     .scale = this->scale(has_momentum ? 4 : 3),
+                     .weight_decay = static_cast<float>(settings_.weight_decay),
+                     .momentum = static_cast<float>(settings_.momentum),
+                     .has_settings = this->has_settings_,
+                     .nesterov = settings_.nesterov});
+  }
+
+  SgdSettings settings_;
+};
+
+template <class Base>
+class AdamKernel final : public UpdateKernel<Base> {
  public:
   AdamKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op),
-        settings_(op.attributes),
-        has_settings_(has_settings(graph, op)),
-        scaled_(is_scaled(op)),
-        count_(stored(graph, op)) {
-    workspace_bytes_ = workspace_for(graph, op);
+      : UpdateKernel<Base>(context, graph, op), settings_(op.attributes) {
+    this->workspace_bytes_ = workspace_for(graph, op);
   }
-  static Bytes workspace_for(const Graph&, const Op&) {
+  static Bytes workspace_for(const Graph& graph, const Op& op) {
+    if constexpr (std::is_same_v<Base, LookupsKernel>) return LookupsKernel::workspace_for(graph, op);
     return {AdamFactors::kCount * static_cast<int64_t>(sizeof(float))};
   }
 
  private:
   void work() override {
-    launch(AdamFactors{.factors = scratch<float>(),
-                       .learning_rate = input(2),
-                       .step_number = input<int64_t>(3),
-                       .weight_decay = settings_.weight_decay,
-                       .rest1 = settings_.rest1,
-                       .rest2 = settings_.rest2,
-                       .epsilon = settings_.epsilon,
-                       .has_settings = has_settings_,
-                       .decoupled = settings_.decoupled},
-           1);
-    launch(Adam{.w_next = output(0),
-                .m_next = output(1),
-                .v_next = output(2),
-                .w = input(0),
-                .g = input(1),
-                .m = input(4),
-                .v = input(5),
-                .factors = scratch<float>(),
-                .scale = scaled_ ? input(6) : nullptr},
-           count_);
+    float* const factors = this->template scratch<float>();
+    this->launch(AdamFactors{.factors = factors,
+                             .learning_rate = this->input(2),
+                             .step_number = this->template input<int64_t>(3),
+                             .weight_decay = settings_.weight_decay,
+                             .rest1 = settings_.rest1,
+                             .rest2 = settings_.rest2,
+                             .epsilon = settings_.epsilon,
+                             .has_settings = this->has_settings_,
+                             .decoupled = settings_.decoupled},
+                 1);
+    this->update(Adam{.w_next = this->output(0),
+                      .m_next = this->output(1),
+                      .v_next = this->output(2),
+                      .w = this->input(0),
+                      .g = this->input(1),
+                      .m = this->input(4),
+                      .v = this->input(5),
+                      .factors = factors,
+                      .scale = this->scale(6)});
   }
 
   AdamSettings settings_;
-  bool has_settings_, scaled_;
+};
+
+// To a sum over batches, or to another gradient.
+class AddLookupsKernel final : public LookupsKernel {
+ public:
+  AddLookupsKernel(const Context& context, const Graph& graph, const Op& op)
+      : LookupsKernel(context, graph, op),
+        over_batches_(op.type->name == "EmbeddingAccumulateGradient"),
+        count_(stored(graph, op)) {}
+
+ private:
+  void work() override {
+    launch(AddLookups{.y = output(0),
+                      .x = input(over_batches_ ? 2 : 0),
+                      .count = over_batches_ ? input<int64_t>(3) : nullptr,
+                      .g = gradient()},
+           count_);
+  }
+
+  bool over_batches_;
   int64_t count_;
 };
 
 }  // namespace
 
 std::vector<NamedFactory> update_kernels() {
-  return {{"AccumulateGradient", {own_specs_any_layout, make_own<AccumulateKernel>}},
-          {"Assign", {own_specs_any_layout, make_own<AssignKernel>}},
-          {"SgdUpdate", {own_specs_any_layout, make_own<SgdKernel>}},
-          {"AdamUpdate", {own_specs_with_workspace<AdamKernel>, make_own<AdamKernel>}}};
+  return {
+      {"AccumulateGradient", {own_specs_any_layout, make_own<AccumulateKernel>}},
+      {"Assign", {own_specs_any_layout, make_own<AssignKernel>}},
+      {"SgdUpdate", {own_specs_any_layout, make_own<SgdKernel<CudaKernel>>}},
+      {"AdamUpdate", {own_specs_with_workspace<AdamKernel<CudaKernel>>, make_own<AdamKernel<CudaKernel>>}},
+      {"EmbeddingAccumulateGradient", {row_major_specs_with_workspace<LookupsKernel>, make_own<AddLookupsKernel>}},
+      {"EmbeddingAddGradient", {row_major_specs_with_workspace<LookupsKernel>, make_own<AddLookupsKernel>}},
+      {"EmbeddingSgdUpdate", {row_major_specs_with_workspace<LookupsKernel>, make_own<SgdKernel<LookupsKernel>>}},
+      {"EmbeddingAdamUpdate", {row_major_specs_with_workspace<LookupsKernel>, make_own<AdamKernel<LookupsKernel>>}}};
 }
 
 }  // namespace plimsoll::cuda

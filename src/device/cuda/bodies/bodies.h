@@ -7,6 +7,7 @@
 #include "device/cuda/bodies/batch_norm.h"
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
+#include "device/cuda/bodies/lookups.h"
 #include "device/cuda/bodies/loss.h"
 #include "device/cuda/bodies/move.h"
 #include "device/cuda/bodies/norm.h"
@@ -61,6 +62,6 @@ using Bodies = BodyList<
     TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
     SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
     CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics, MeanInOrder,
-    CombineChannels, LogitGradients, AddTotals>;
+    CombineChannels, LogitGradients, AddTotals, SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
 
 }  // namespace plimsoll::cuda

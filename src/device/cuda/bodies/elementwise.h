@@ -162,13 +162,15 @@ struct Sgd {
     }
     weight -= s.rate * d;
   }
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const Settings s = settings();
-    if (s.scale < 0) return;
+  PLIMSOLL_BODY bool is_due() const { return scale == nullptr || !(*scale < 0); }
+  PLIMSOLL_BODY void run_with(int64_t i, float d) const {
     float weight = w[i], velocity = m_next != nullptr ? m[i] : 0;
-    step(s, g[i], weight, velocity);
+    step(settings(), d, weight, velocity);
     if (m_next != nullptr) m_next[i] = velocity;
     w_next[i] = weight;
+  }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    if (is_due()) run_with(i, g[i]);
   }
   PLIMSOLL_BODY void four(int64_t i) const {
     const Settings s = settings();
@@ -254,16 +256,19 @@ struct Adam {
     square = factors[5] * square + factors[6] * d * d;
     weight = factors[0] * weight - factors[1] * (mean / (sqrtf(square) / factors[2] + factors[7]));
   }
-  PLIMSOLL_BODY void run(int64_t i) const {
-    if (scale != nullptr && *scale < 0) return;
+  PLIMSOLL_BODY bool is_due() const { return scale == nullptr || !(*scale < 0); }
+  PLIMSOLL_BODY void run_with(int64_t i, float d) const {
     float weight = w[i], mean = m[i], square = v[i];
-    step(g[i], weight, mean, square);
+    step(d, weight, mean, square);
     w_next[i] = weight;
     m_next[i] = mean;
     v_next[i] = square;
   }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    if (is_due()) run_with(i, g[i]);
+  }
   PLIMSOLL_BODY void four(int64_t i) const {
-    if (scale != nullptr && *scale < 0) return;
+    if (!is_due()) return;
     const Four d = load_four(g + i);
     Four weights = load_four(w + i), means = load_four(m + i), squares = load_four(v + i);
     for (int k = 0; k < 4; ++k) step(d.v[k], weights.v[k], means.v[k], squares.v[k]);
