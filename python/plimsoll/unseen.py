@@ -32,12 +32,12 @@ _OF_ALL_OPTIMIZERS = {"_global_optimizer_pre_hooks": "register_optimizer_step_pr
 
 
 def refuse_unseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ``Unsupported`` with all hooks that PyTorch would call in the backward pass or beside an update, and with modules that
-    cannot be followed."""
+    """Raises ``Unsupported`` with all hooks that PyTorch would call in the backward pass or beside an update, with modules that
+    cannot be followed, and with those whose gradients PyTorch's optimizer would not take."""
     told = _hooks_of(modules, "every module", _OF_ALL_MODULES) + _hooks_of(optimizers, "every optimizer", _OF_ALL_OPTIMIZERS)
     for name, module in model.named_modules():
         told += _hooks_of(module, name, _OF_MODULES)
-    told += _not_followed(model)
+    told += _not_followed(model) + _not_updated(model, optimizer)
     for name, parameter in model.named_parameters():
         told += _hooks_of(parameter, name, _OF_TENSORS)
     told += _hooks_of(optimizer, "the optimizer", _OF_OPTIMIZERS)
@@ -53,6 +53,23 @@ def _not_followed(module: nn.Module, name: str = "") -> list[UnsupportedOp]:
     else:
         return [told for key, child in module.named_children() for told in _not_followed(child, f"{name}.{key}" if name else key)]
     return [UnsupportedOp(type(module).__name__, name, "", reason)]
+
+
+def _not_updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UnsupportedOp]:
+    """Embeddings of sparse gradients, where PyTorch has an error at the first update. SGD trains them as others."""
+    sgd = isinstance(optimizer, torch.optim.SGD)
+    if not sgd and not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return []
+    trained = {id(p) for group in optimizer.param_groups if not sgd or group["weight_decay"] != 0 for p in group["params"]}
+    reason = (
+        f"{type(optimizer).__name__}{' with weight decay' if sgd else ''} does not take sparse"
+        " gradients; leave sparse=True out: a step keeps the gradient of an embedding sparse by itself, and trains as with a dense one"
+    )
+    return [
+        UnsupportedOp(f"{type(module).__name__}(sparse=True)", name, "", reason)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and module.sparse and module.weight.requires_grad and id(module.weight) in trained
+    ]
 
 
 def _hooks_of(owner: Any, name: str, kinds: dict[str, str]) -> list[UnsupportedOp]:

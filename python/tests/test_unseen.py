@@ -514,14 +514,29 @@ def test_messages_name_arguments():
         compiled(Squares(), memory="64B")
 
 
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(10, 4, sparse=True)
+
+    def forward(self, x):
+        return (self.table((x[:, 0].abs() * 4).long().clamp(max=9)) ** 2).mean()
+
+
 def test_a_sparse_embedding_trains_as_a_dense_one():
-    class Table(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(1)
-            self.table = nn.Embedding(10, 4, sparse=True)
-
-        def forward(self, x):
-            return (self.table((x[:, 0].abs() * 4).long().clamp(max=9)) ** 2).mean()
-
     assert losses_of(Table) == pytest.approx(pytorchs(Table), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [(lambda p: torch.optim.AdamW(p), "AdamW"), (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), "SGD with weight decay")],
+)
+def test_sparse_gradients_are_refused_where_pytorch_refuses_them(make, name):
+    model = Table()
+    optimizer = make(model.parameters())
+    model(next(iter(batches()))).backward()
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    with pytest.raises(plimsoll.Unsupported, match=rf"table.*{name} does not take sparse gradients; leave sparse=True out"):
+        compiled(model, optimizer=optimizer)

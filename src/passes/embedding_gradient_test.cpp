@@ -34,9 +34,11 @@ Network language_model(Table table, int64_t tokens = 3) {
                        Attributes attributes = {}) {
     return g.output(g.add_op(type, name + "/forward", name, std::move(inputs), std::move(attributes)));
   };
-  TensorId y = one("Add", "hidden", {one("Embedding", "embedding", {words, ids}, {{"padding_index", kPadding}}), scale});
+  TensorId y =
+      one("Add", "hidden", {one("Embedding", "embedding", {words, ids}, {{"padding_index", kPadding}}), scale});
   if (table == Table::looked_up_twice)
-    y = one("Pointwise", "product", {y, one("Embedding", "again", {words, ids})}, {{"expression", std::string("mul(x0,x1)")}});
+    y = one("Pointwise", "product", {y, one("Embedding", "again", {words, ids})},
+            {{"expression", std::string("mul(x0,x1)")}});
   y = one("Reshape", "rows", {y}, {{"shape", Shape{2 * tokens, kWidth}}});
   y = one("FullyConnectedForward", "logits", {y, table == Table::output_layer ? words : head});
   const OpId loss = g.add_op("SoftmaxCrossEntropyForward", "loss/forward", "loss", {y, labels});
@@ -104,7 +106,8 @@ std::vector<OptimizerOptions> optimizers() {
     for (const double momentum : {0.0, 0.9}) {
       for (const double clip : {0.0, 0.01}) {
         for (const int64_t batches : {1, 2})
-          all.push_back({.name = name, .momentum = momentum, .weight_decay = 0.1, .clip_grad_norm = clip, .accumulate = batches});
+          all.push_back(
+              {.name = name, .momentum = momentum, .weight_decay = 0.1, .clip_grad_norm = clip, .accumulate = batches});
       }
     }
   }
@@ -132,7 +135,8 @@ TEST(SparseEmbeddingGradients, AreReadInThePlaceOfTheWhole) {
   EXPECT_THAT(ops(Table::looked_up, {}), ElementsAre("EmbeddingSgdUpdate"));
   EXPECT_THAT(ops(Table::looked_up, {.name = "adamw"}), ElementsAre("EmbeddingAdamUpdate"));
   EXPECT_THAT(ops(Table::looked_up, {.clip_grad_norm = 1}), ElementsAre("EmbeddingGradientNorm", "EmbeddingSgdUpdate"));
-  EXPECT_THAT(ops(Table::looked_up, {.clip_grad_norm = 1, .accumulate = 2}), ElementsAre("EmbeddingAccumulateGradient"));
+  EXPECT_THAT(ops(Table::looked_up, {.clip_grad_norm = 1, .accumulate = 2}),
+              ElementsAre("EmbeddingAccumulateGradient"));
   EXPECT_THAT(ops(Table::looked_up_twice, {}), ElementsAre("EmbeddingAddGradient"));
   EXPECT_THAT(ops(Table::output_layer, {}), ElementsAre("EmbeddingAddGradient"));
 }

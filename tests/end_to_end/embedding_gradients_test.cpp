@@ -93,7 +93,8 @@ std::map<std::string, std::vector<float>> learned(Program program, const Device&
 }
 
 TEST(EmbeddingGradients, EndWithTheBitsOfWholeOnesInEveryBudget) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 60);
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
+                 count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 60);
   const TemporaryFolder folder;
   std::map<std::string, int> seen;
   int smaller = 0, sparse = 0;

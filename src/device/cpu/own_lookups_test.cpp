@@ -143,9 +143,11 @@ TEST_P(OwnLookups, UpdateAsTheWholeGradientDoes) {
     for (const double decay : {0.0, 0.1}) {
       expect_same("SgdUpdate", {w, {}, scalar(0.1F)}, {{"weight_decay", decay}});
       for (const int64_t nesterov : {0, 1})
-        expect_same("SgdUpdate", {w, {}, scalar(0.1F), m}, {{"momentum", 0.9}, {"nesterov", nesterov}, {"weight_decay", decay}});
+        expect_same("SgdUpdate", {w, {}, scalar(0.1F), m},
+                    {{"momentum", 0.9}, {"nesterov", nesterov}, {"weight_decay", decay}});
       for (const int64_t decoupled : {0, 1})
-        expect_same("AdamUpdate", {w, {}, scalar(0.1F), number(4), m, v}, {{"weight_decay", decay}, {"decoupled", decoupled}});
+        expect_same("AdamUpdate", {w, {}, scalar(0.1F), number(4), m, v},
+                    {{"weight_decay", decay}, {"decoupled", decoupled}});
     }
     // What may follow the rate: {learning rate, weight decay, momentum}.
     expect_same("SgdUpdate", {w, {}, operand<float>({3}, DType::f32, {0.1F, 0.2F, 0})}, {{"weight_decay", 0.0}});
