@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kListThreads = 4096;
 
-// Of a table that the op names by its rows, or that is as large as the first input.
-size_t gradient_input(const Op& op) { return op.attributes.has("rows") ? 0 : 1; }
+// A norm reads nothing else; the others read the table, or what is as large, before it.
+size_t gradient_input(const Op& op) { return op.type->name == "EmbeddingGradientNorm" ? 0 : 1; }
 
 Take lookups_of(const Graph& graph, const Op& op) {
   Shape table = graph.tensor(op.inputs[0]).shape;
