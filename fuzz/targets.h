@@ -43,7 +43,7 @@
 
 namespace plimsoll::fuzz {
 
-// Two layers and an update: every role, a fan-out and a state.
+// Two layers and an update, and that of a table by what is looked up in it: every role, a fan-out and states.
 inline Graph example_graph() {
   Graph graph;
   graph.name = "example";
@@ -60,6 +60,12 @@ inline Graph example_graph() {
       graph.add_op("SgdUpdate", "fc/update", "fc", {w, dw, rate, m}, {{"momentum", 0.9}}, Phase::update);
   for (size_t i = 0; i < 2; ++i) graph.states[i].after = graph.output(update, i);
   graph.outputs.push_back(z);
+  const TensorId ids = graph.add_source("ids", {2}, DType::i64, Role::input);
+  const TensorId words = graph.add_source("words.weight", {5, 3}, DType::f32, Role::parameter);
+  const TensorId rows = graph.output(graph.add_op("Embedding", "words/forward", "words", {words, ids}));
+  const OpId lookups = graph.add_op("EmbeddingSgdUpdate", "words/update", "words", {words, rows, rate, ids},
+                                    {{"padding_index", int64_t{4}}}, Phase::update);
+  graph.states[2].after = graph.output(lookups);
   return graph;
 }
 
