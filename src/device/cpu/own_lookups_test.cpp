@@ -124,7 +124,7 @@ TEST_P(OwnLookups, AreAddedAsTheWholeGradientIs) {
 }
 
 TEST_P(OwnLookups, UpdateAsTheWholeGradientDoes) {
-  for_each_table([&](Drawn& drawn, const Operand& whole, const Attributes& attributes) {
+  for_each_table([&](Drawn& drawn, const Operand& whole, const Attributes&) {
     const Operand w = drawn.of_table(), m = drawn.of_table(), v = drawn.of_table(0);
     const float scales[] = {1, 0.3F, 1e-30F, std::numeric_limits<float>::infinity()};  // 1: none is given
     const float by = scales[drawn.draw(0, 3)];
