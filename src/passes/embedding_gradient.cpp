@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kReaders{"SgdUpdate", "AdamUpdate", "AccumulateGradient"};
 
+constexpr int64_t kBytesALookup = 16;  // in a kernel's workspace
+
 // Readers that take the lookups in the place of the gradient.
 struct SparseGradient {
   OpId backward;     // makes the gradient
@@ -37,7 +39,9 @@ class SparseGradients {
     const Op& op = graph_.op(id);
     if (op.type->name != "EmbeddingBackward") return {};
     const TensorId gradient = op.outputs[0];
-    if (element_count(graph_.tensor(op.inputs[0]).shape) >= element_count(graph_.tensor(gradient).shape)) return {};
+    const Tensor &dy = graph_.tensor(op.inputs[0]), &indices = graph_.tensor(op.inputs[1]);
+    const Bytes in_order{element_count(indices.shape) * kBytesALookup};
+    if (dy.bytes() + in_order >= graph_.tensor(gradient).bytes()) return {};
     SparseGradient found{.backward = id, .reader = {}, .norm = {}, .scale = {}, .other = {}};
     if (uses_[gradient] == 1) {
       if (!take_reader(gradient, found)) return {};

@@ -6,12 +6,13 @@
 #include <map>
 #include <random>
 
+#include "models/transformer.h"
 #include "passes/embedding_gradient.h"
 #include "passes/passes.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
-#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/training_step.h"
 #include "tests/support/repetitions.h"
 #include "tests/support/sanitizer.h"
@@ -94,10 +95,10 @@ std::map<std::string, std::vector<float>> learned(Program program, const Device&
 
 TEST(EmbeddingGradients, EndWithTheBitsOfWholeOnesInEveryBudget) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
-                 count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 60);
+                 count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 40);
   const TemporaryFolder folder;
   std::map<std::string, int> seen;
-  int smaller = 0, sparse = 0;
+  int sparse = 0;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={}", seed));
     RandomEmbedding drawn(seed);
@@ -121,9 +122,8 @@ TEST(EmbeddingGradients, EndWithTheBitsOfWholeOnesInEveryBudget) {
       any = true;
     }
     const Bytes least = *free.minimum, most = free.plan->arena;
-    EXPECT_LE(least, least_of_whole);
+    EXPECT_LE(least, least_of_whole + 2_KiB);  // what puts the lookups in order
     sparse += any;
-    smaller += least < least_of_whole;
     EXPECT_EQ(learned(std::move(free), *device, drawn, seed, folder.path()), wanted);
     options.name_minimum = false;
     for (const double share : {0.0, 0.5}) {
@@ -133,10 +133,32 @@ TEST(EmbeddingGradients, EndWithTheBitsOfWholeOnesInEveryBudget) {
     }
     if (HasFailure()) return;
   }
-  if (count < 50) return;
+  if (count < 40) return;
   EXPECT_EQ(seen.size(), 5U);
   EXPECT_GT(sparse, static_cast<int>(count) / 2);
-  EXPECT_GT(smaller, static_cast<int>(count) / 4);
+}
+
+TEST(EmbeddingGradients, TakeNoMemoryOfTheTablesSize) {
+  const auto device = open_device("cpu", 1);
+  const Bytes table{int64_t{4000} * 32 * 4};
+  Builder net = Builder::of_tokens("words", {.batch = 4, .width = 10, .classes = 7, .training = true});
+  const TensorId rows = net.embedding("embedding", net.data(), net.parameter("words", {4000, 32}, normal_init(0.2)));
+  const TensorId head = net.parameter("head.weight", {7, 32}, normal_init(0.2));
+  const Network network = std::move(net).finish_language_model(
+      net.op("FullyConnectedForward", "head", {net.reshape("rows", rows, {40, 32}), head}));
+  for (const char* name : {"sgd", "adamw"}) {
+    for (const double clip : {0.0, 1.0}) {
+      const auto least = [&](std::vector<std::string> off) {
+        CompileOptions options{.exact = true, .name_minimum = true};
+        options.optimizer = {.name = name, .clip_grad_norm = clip};
+        options.fusion.off = std::move(off);
+        return *std::get<Program>(compile_training(network, *device, CostTable(), options)).minimum;
+      };
+      const Bytes states = table * (std::string(name) == "sgd" ? 2 : 3);
+      EXPECT_LT(least({}), states + 64_KiB) << name << ", clip " << clip;
+      EXPECT_GT(least({std::string(kSparseEmbeddingPass)}), states + table) << name << ", clip " << clip;
+    }
+  }
 }
 
 }  // namespace
