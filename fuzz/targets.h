@@ -69,7 +69,7 @@ inline Graph example_graph() {
   return graph;
 }
 
-// A plan that gives every tensor its own bytes for the whole step.
+// A plan that gives every tensor its own bytes for the whole step, and a state's next value those of the state.
 inline Plan example_plan(const Graph& graph) {
   Plan plan{
       .graph_name = graph.name, .graph_fingerprint = fingerprint(graph), .device_name = "cpu", .policy = "baseline"};
@@ -79,12 +79,15 @@ inline Plan example_plan(const Graph& graph) {
   for (TensorId id : offsets.ids()) {
     const Tensor& tensor = graph.tensor(id);
     Bytes offset = plan.arena;
+    StepIndex until = last;
     for (const State& state : graph.states) {
-      if (state.after == id && state.before != state.after) offset = offsets[state.before];
+      if (state.before == state.after) continue;
+      if (state.after == id) offset = offsets[state.before];
+      if (state.before == id) until = graph.tensor(state.after).producer.index;
     }
     offsets[id] = offset;
     const StepIndex first = tensor.producer.valid() ? tensor.producer.index : 0;
-    plan.stays.push_back({id, offset, align_up(tensor.bytes(), 64), first, last});
+    plan.stays.push_back({id, offset, align_up(tensor.bytes(), 64), first, until});
     plan.arena = std::max(plan.arena, offset + align_up(tensor.bytes(), 64));
   }
   plan.budget = plan.arena;
