@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "compile/verify_file.h"
+#include "passes/embedding_gradient.h"
+#include "passes/passes.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {
@@ -36,6 +38,7 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
   compile.family = saved.family;
   compile.zero = saved.request.optimizer.sharding.stage;
   compile.optimizer.sharding = saved.request.optimizer.sharding;
+  if (std::ranges::none_of(saved.graph.ops(), reads_lookups)) compile.fusion.off.emplace_back(kSparseEmbeddingPass);
   for (const Step& step : saved.plan.steps) compile.kernels[saved.graph.op(step.op).name] = step.kernel;
   for (const State& state : saved.graph.states) {
     const Tensor& t = saved.graph.tensor(state.before);
