@@ -15,11 +15,11 @@
 namespace plimsoll {
 namespace {
 
+// Their second input is the gradient, and there is an op by lookups for each.
 constexpr std::array<std::string_view, 3> kReaders{"SgdUpdate", "AdamUpdate", "AccumulateGradient"};
-
 constexpr int64_t kBytesALookup = 16;  // in a kernel's workspace
 
-// Readers that take the lookups in the place of the gradient.
+// A gradient that need not lie whole, and who reads it.
 struct SparseGradient {
   OpId backward;     // makes the gradient
   OpId reader;       // an update, a sum over batches, or an Add
