@@ -429,6 +429,51 @@ def test_a_transformer_with_tied_weights_trains_as_in_pytorch():
         assert step(tokens(i)) == pytest.approx(loss.item(), rel=1e-5)
 
 
+class Words(nn.Module):
+    """A table of more words than a batch has, with one that does not count; ``use``: how else it is read."""
+
+    def __init__(self, use: str):
+        super().__init__()
+        torch.manual_seed(1)
+        self.use, self.words, self.mid = use, nn.Embedding(200, 24, padding_idx=3), nn.Linear(24, 24)
+        self.head = nn.Linear(24, 200, bias=False)
+        if use == "output layer":
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        if self.use == "twice":
+            x = x * torch.tanh(self.words(tokens.flip(1)))
+        return self.head(F.gelu(self.mid(x)))
+
+
+@pytest.mark.parametrize("clip", [0, 0.5])
+@pytest.mark.parametrize("use", ["once", "twice", "output layer"])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adamw"])
+def test_gradients_of_embeddings_that_never_lie_whole_train_as_in_pytorch(name, use, clip):
+    def tokens(number):
+        generator = torch.Generator().manual_seed(number)
+        drawn = torch.randint(0, 60, (3, 9), generator=generator)
+        drawn[0, :3], drawn[1] = 3, drawn[2]
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+    def loss_of(output, batch):
+        return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+
+    ours, theirs = Words(use), Words(use)
+    optimizer, reference = (OPTIMIZERS[name](m.parameters()) for m in (ours, theirs))
+    step = plimsoll.compile(ours, optimizer, loss=loss_of, example=tokens(0), memory="4MiB", clip_grad_norm=clip, **LIMITS)
+    for i in range(4):
+        reference.zero_grad()
+        loss_of(theirs(tokens(i)[0]), tokens(i)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        reference.step()
+        step(tokens(i))
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
 def test_sequences_of_several_lengths_share_one_memory():
     """The causal mask and the positions differ with the length, and are no states of the first."""
 
