@@ -166,7 +166,7 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_TRUE(all.at("not_done").empty());
   for (const char* name :
        {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "ranks", "fill",
-        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth"}) {
+        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth", "engines"}) {
     int rows = 0;
     for (const auto& [item, record] : all.at("checks").at(name).items())
       rows += static_cast<int>(record.at("rows").size());
@@ -179,6 +179,7 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_THAT(outcome.out, HasSubstr("mlp:hidden="));
   EXPECT_THAT(outcome.out, HasSubstr("with their data"));
   EXPECT_THAT(outcome.out, HasSubstr("bandwidth    SgdUpdate"));
+  EXPECT_THAT(outcome.out, HasSubstr("engines are faster for"));
 }
 
 TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
@@ -341,18 +342,18 @@ TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
 }
 
 TEST_F(Cuda, ACudnnThatIsBrokenIsNamedAndEndsThePlanning) {
-  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009", 1);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009,cudnnBackend:3009", 1);
   for (const std::string& words : {train("--steps 1"), std::string("plan lenet --batch 4 --device cuda:0")}) {
     const Outcome broken = run(words);
     EXPECT_EQ(broken.code, 4) << broken.err;
     EXPECT_THAT(broken.err,
-                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnGetConvolution"));
+                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnBackendFinalize"));
     EXPECT_THAT(broken.err, HasSubstr("status 3009"));
   }
 }
 
 TEST_F(Cuda, WhereCudnnRunsAConvolutionByNoAlgorithmTheUserIsTold) {
-  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003", 1);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003,cudnnBackendExecute:5003", 1);
   const Outcome slow = run(train("--steps 1"));
   EXPECT_EQ(slow.code, 0) << slow.err;
   EXPECT_THAT(slow.err,

@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 7;
+inline constexpr int kDoorVersion = 8;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -54,14 +54,17 @@ struct Convolution {
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, oh = 1, ow = 1, r = 1, s = 1, groups = 1;
   int64_t stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   int64_t top = 0, left = 0, bottom = 0, right = 0;
+  bool bias = false, relu = false;  // what is added to y, and then done with it, by algorithms that do it (`fused`)
 };
 
-// One of cuDNN's algorithms for a convolution.
+// One of cuDNN's algorithms for a convolution: of its fixed functions, or a configuration of an engine
+// (convolution_engines.h).
 struct ConvolutionAlgorithm {
-  std::string name;  // "implicit_precomp_gemm"
-  int number = 0;
+  std::string name;  // "implicit_precomp_gemm", "eng38_k2=1_k13=0"
+  int number = 0;    // of the fixed functions; an engine has its name
   bool tf32 = false;
   bool deterministic = true;
+  bool fused = false;  // adds the bias, and ends with the ReLU
   Bytes workspace;
 };
 
@@ -82,7 +85,8 @@ class Prepared {
  public:
   virtual ~Prepared() = default;
   virtual Bytes workspace() const = 0;
-  // a, b, out: x, w, y of a forward convolution; dy, w, dx; x, dy, dw; a, b, out of a product. bias may be null.
+  // a, b, out: x, w, y of a forward convolution; dy, w, dx; x, dy, dw; a, b, out of a product. bias may be null, and is not
+  // read where the convolution is not `fused`.
   virtual void run(const void* a, const void* b, const void* bias, void* out, void* workspace) = 0;
 };
 

@@ -1,10 +1,11 @@
 // Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
-// that is exact (padding that differs between two sides, images with depth). A transposed convolution is the other one's gradient, with
-// the same weights.
+// that is exact (images with depth). A transposed convolution is the other one's gradient, with the same weights.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "device/cuda/convolution_engines.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/slide.h"
 #include "plimsoll/error.h"
@@ -37,7 +38,15 @@ constexpr KnownAlgorithm kKnown[] = {
 constexpr KnownAlgorithm kOther{"", Algorithm::direct, 0.4, 0.4};
 constexpr double kDirectEfficiency = 0.02;
 
+// What kind of kernel an engine has is not known but for these. So where nothing is measured, the fixed functions that are known
+// to be fast come first.
+constexpr KnownAlgorithm kEngine{"", Algorithm::gemm, 0.6, 0.5}, kWinogradEngine{"", Algorithm::winograd, 0.65, 0.5},
+    kFftEngine{"", Algorithm::fft, 0.25, 0.2};
+
 const KnownAlgorithm& known_algorithm(std::string_view name) {
+  if (const auto engine = parse_engine(name)) {
+    return engine->winograd ? kWinogradEngine : engine->fft ? kFftEngine : kEngine;
+  }
   for (const KnownAlgorithm& known : kKnown) {
     if (known.name == name) return known;
   }
@@ -66,6 +75,8 @@ Roles roles_of(const Op& op) {
   if (type == "ConvTransposeBackwardData") return {Pass::forward, in(0), in(1), out(0), false, false, false};
   return {Pass::backward_weights, in(1), out(0), in(0), false, summed, true};  // ConvTransposeBackwardWeights
 }
+
+bool has_relu(const Op& op) { return op.attributes.text("activation", "none") == "relu"; }
 
 bool is_deep(const Graph& graph, const Roles& roles) { return graph.tensor(roles.x).shape.size() == 5; }
 
@@ -102,13 +113,15 @@ Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles,
           .top = padding.at(0),
           .left = padding.at(1),
           .bottom = padding.at(2),
-          .right = padding.at(3)};
+          .right = padding.at(3),
+          .bias = roles.bias_added && roles.pass == Pass::forward,
+          .relu = has_relu(op)};
 }
 
 std::string key_of(const Convolution& c) {
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass),
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass),
                      c.channels_last, c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w,
-                     c.dilation_h, c.dilation_w, c.top, c.left, c.bottom, c.right);
+                     c.dilation_h, c.dilation_w, c.top, c.left, c.bottom, c.right, c.bias, c.relu);
 }
 
 std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
@@ -123,13 +136,34 @@ void forget(const Context& context, const Convolution& convolution, const Convol
   const std::lock_guard lock(context.mutex);
   const auto known = context.algorithms.find(key_of(convolution));
   if (known == context.algorithms.end()) return;
-  std::erase_if(known->second, [&](const ConvolutionAlgorithm& a) {
-    return a.number == algorithm.number && a.tf32 == algorithm.tf32;
-  });
+  std::erase_if(known->second,
+                [&](const ConvolutionAlgorithm& a) { return a.name == algorithm.name && a.tf32 == algorithm.tf32; });
 }
 
 std::string name_of(const ConvolutionAlgorithm& algorithm) {
   return fmt::format("{}{}{}", kLibrary, algorithm.name, algorithm.tf32 ? kTf32 : "");
+}
+
+// An engine is known by its name: what the heuristics of another process said of it is not asked for again.
+std::optional<ConvolutionAlgorithm> find_algorithm(const Context& context, const Convolution& convolution,
+                                                   std::string_view kernel) {
+  if (!kernel.starts_with(kLibrary)) return std::nullopt;
+  std::string_view name = kernel.substr(kLibrary.size());
+  const bool tf32 = name.ends_with(kTf32);
+  if (tf32) name.remove_suffix(kTf32.size());
+  if (tf32 && !context.tf32) return std::nullopt;
+  if (const auto engine = parse_engine(name)) {
+    if (engine->fused && !convolution.bias) return std::nullopt;
+    return ConvolutionAlgorithm{.name = std::string(name),
+                                .tf32 = tf32,
+                                .deterministic = engine->deterministic,
+                                .fused = engine->fused,
+                                .workspace = {}};
+  }
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution)) {
+    if (a.name == name && a.tf32 == tf32) return a;
+  }
+  return std::nullopt;
 }
 
 // The pieces of the sums over dy that a weight gradient with a bias needs: dy is the op's second input in both kinds.
@@ -178,7 +212,7 @@ class ConvolutionKernel : public CudaKernel {
       : CudaKernel(context, graph, op),
         roles_(roles_of(op)),
         layout_(layout_of(graph, op, roles_)),
-        relu_(op.attributes.text("activation", "none") == "relu") {
+        relu_(has_relu(op)) {
     const Tensor& out = graph.tensor(op.outputs[0]);
     out_count_ = element_count(out.shape);
     if (roles_.bias_added) out_image_ = image_of(op, out);
@@ -211,10 +245,8 @@ class CudnnKernel final : public ConvolutionKernel {
         context_(context),
         convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())) {
     if (is_deep(graph, roles_)) throw_no_kernel(op, kernel);
-    const auto algorithms = algorithms_of(context, convolution_);
-    const auto found = std::find_if(algorithms.begin(), algorithms.end(),
-                                    [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
-    if (found == algorithms.end()) throw_no_kernel(op, kernel);
+    const std::optional<ConvolutionAlgorithm> found = find_algorithm(context, convolution_, kernel);
+    if (!found) throw_no_kernel(op, kernel);
     algorithm_ = *found;
     try {
       prepared_ = context.door->prepare(convolution_, algorithm_);
@@ -229,12 +261,13 @@ class CudnnKernel final : public ConvolutionKernel {
   void work() override {
     try {
       if (!prepared_) throw Error(ErrorCode::unsupported, refusal_);
-      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
-                     scratch<void>());
+      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1),
+                     algorithm_.fused ? input(2) : nullptr, output(0), scratch<void>());
     } catch (const Error& error) {
       if (error.code() == ErrorCode::unsupported) forget(context_, convolution_, algorithm_);
       throw;
     }
+    if (algorithm_.fused) return;
     if (roles_.bias_added) {
       launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = out_image_, .relu = relu_}, out_count_);
     } else if (relu_) {
