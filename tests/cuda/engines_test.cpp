@@ -182,6 +182,30 @@ TEST(CudaEngines, TakePaddingThatDiffersBetweenTwoSides) {
   EXPECT_EQ(example.run(*device, "cudnn:fused_eng44_k2=4_k18=0"), example.run(*device, "own:direct"));
 }
 
+TEST(CudaEngines, TakeImagesWithDepthWhichAreOursWhereThereAreNone) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {2, 4, 3, 8, 8}, DType::f32, Role::input);
+  const TensorId w = graph.add_source("w", {4, 4, 3, 3, 3}, DType::f32, Role::parameter);
+  const OpId conv = graph.add_op("ConvForward", "conv", "conv", {x, w});
+  const auto names = [&](const std::shared_ptr<FakeDoor>& door) {
+    const auto device = cuda::open_behind(door, "cuda:0", false);
+    std::vector<std::string> list;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+      for (const KernelSpec& spec : device->kernels(graph, graph.op(conv), family)) {
+        EXPECT_TRUE(spec.inputs[0].is_plain());
+        list.push_back(spec.name);
+      }
+    }
+    return list;
+  };
+  EXPECT_THAT(names(std::make_shared<FakeDoor>()),
+              ElementsAre("cudnn:eng70_k2=4", "cudnn:nondeterministic_eng25_k2=2", "cudnn:winograd_eng12",
+                          "cudnn:eng70_k2=4", "cudnn:nondeterministic_eng25_k2=2", "cudnn:winograd_eng12"));
+  const auto without = std::make_shared<FakeDoor>();
+  without->cudnn().leave_out_engines();
+  EXPECT_THAT(names(without), ElementsAre("own:direct", "own:direct"));
+}
+
 TEST(CudaEngines, OnlyDeterministicOnesOfFullPrecisionAreExact) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
   std::map<std::string, bool> exact;

@@ -129,7 +129,7 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
                                              "cudnnGetConvolutionBackwardDataWorkspaceSize",
                                              "cudnnGetConvolutionBackwardFilterWorkspaceSize"};
     const char* const name = kNames[static_cast<size_t>(c.pass)];
-    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return refusal(name, 3002);
+    if (std::max(c.x_elements(), c.y_elements()) > most_elements_) return refusal(name, 3002);
     const std::string algorithm = name_of(number);
     const auto known = workspaces_.find(algorithm);
     const int64_t a_row = number == 4 ? 3000 : number == 1 ? (d.tf32 ? 500 : 1000) : 0;
@@ -163,6 +163,7 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
       {{.number = 12, .knobs = {}, .winograd = true}, 900}};
   // What fallback heuristics name.
   std::vector<FakeEngine> fallback_engines = {{{.number = 1, .knobs = {}}, 100}};
+  void leave_out_engines() { engines.clear(), fallback_engines.clear(); }
   const std::vector<std::string>& planned() const { return planned_; }  // configurations, in order
 
   cuda::Answer guess_engines(const cuda::Convolution& c, bool fused, bool fallback,
@@ -182,7 +183,7 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
     planned_.push_back(name);
     const FakeEngine* known = find(configuration);
     if (known == nullptr || !takes(*known, c)) return refusal("cudnnBackendFinalize(ENGINECFG)", 3000);
-    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return refusal(kName, 3002);
+    if (std::max(c.x_elements(), c.y_elements()) > most_elements_) return refusal(kName, 3002);
     auto made = std::make_unique<PlannedHere>();
     made->configuration = known->configuration;
     made->convolution = c;
@@ -249,13 +250,20 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
   void compute(const cuda::Convolution& c, const std::string& algorithm, bool deterministic, const void* a,
                const void* b, const void* bias, bool relu, void* out, void* workspace, uint64_t bytes) {
     using namespace cuda;
-    const int64_t group_c = c.c / c.groups;
+    const int64_t group_c = c.c / c.groups, apart = c.channels_last ? group_c : 1;  // between the taps of a row
     const bool last = c.channels_last;
-    const DirectShape shape{.x = fake::image(c.n, c.c, c.h, c.w, last),
-                            .y = fake::image(c.n, c.k, c.oh, c.ow, last),
+    const DirectShape shape{.x = fake::image(c.n, c.c, c.d * c.h, c.w, last),
+                            .y = fake::image(c.n, c.k, c.od * c.oh, c.ow, last),
                             .groups = c.groups,
                             .group_c = group_c,
                             .group_k = c.k / c.groups,
+                            .d = {.in = c.d,
+                                  .out = c.od,
+                                  .kernel = c.q,
+                                  .stride = c.stride_d,
+                                  .dilation = c.dilation_d,
+                                  .before = c.front,
+                                  .after = c.rear},
                             .h = {.in = c.h,
                                   .out = c.oh,
                                   .kernel = c.r,
@@ -270,10 +278,11 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
                                   .dilation = c.dilation_w,
                                   .before = c.left,
                                   .after = c.right},
-                            .to_k = group_c * c.r * c.s,
-                            .to_c = last ? 1 : c.r * c.s,
-                            .to_r = last ? c.s * group_c : c.s,
-                            .to_s = last ? group_c : 1};
+                            .to_k = group_c * c.q * c.r * c.s,
+                            .to_c = last ? 1 : c.q * c.r * c.s,
+                            .to_q = c.r * c.s * apart,
+                            .to_r = c.s * apart,
+                            .to_s = apart};
     auto* y = static_cast<float*>(out);
     const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b),
                *offset = static_cast<const float*>(bias);
@@ -282,14 +291,13 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
       queue_.spend(algorithm);
       switch (c.pass) {
         case Pass::forward:
-          all(DirectForward{.y = y, .x = p, .weights = q, .bias = offset, .d = shape, .relu = relu},
-              c.n * c.k * c.oh * c.ow);
+          all(DirectForward{.y = y, .x = p, .weights = q, .bias = offset, .d = shape, .relu = relu}, c.y_elements());
           break;
         case Pass::backward_data:
-          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
+          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.x_elements());
           break;
         case Pass::backward_weights:
-          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
+          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.w_elements());
           break;
       }
       if (!deterministic) *y = std::nextafter(*y, random_() % 2 == 0 ? 1e9F : -1e9F);

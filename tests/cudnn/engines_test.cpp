@@ -180,6 +180,24 @@ TEST_F(CudnnOfNoGpu, TakesWhatItsFixedFunctionsDoNot) {
   }
 }
 
+TEST_F(CudnnOfNoGpu, TakesImagesWithDepth) {
+  Convolution c = kPlain;
+  c.n = 4, c.deep = true, c.d = c.od = 16, c.q = 3, c.front = c.rear = 1;
+  for (const Pass pass : {Pass::forward, Pass::backward_data, Pass::backward_weights}) {
+    c.pass = pass;
+    int full = 0;
+    for (const EngineConfiguration& found : guess(c, false)) {
+      if (found.compiles) continue;
+      std::unique_ptr<ConvolutionLibrary::Planned> planned;
+      EXPECT_TRUE(plan(c, found, planned).is_done()) << name_of(found);
+      full += found.deterministic && !found.tensor_cores && !found.less_than_tf32;
+    }
+    EXPECT_GT(full, 0);
+  }
+  c.pass = Pass::forward, c.bias = true;
+  EXPECT_THAT(guess(c, true), Not(IsEmpty()));
+}
+
 TEST_F(CudnnOfNoGpu, TakesGroupsAndStridesAndDilation) {
   Convolution c = kPlain;
   c.groups = 32, c.stride_h = c.stride_w = 2, c.dilation_h = c.dilation_w = 2;

@@ -20,8 +20,9 @@ bool is_taken(const Answer& answer) {
   throw Error(ErrorCode::device_failure, answer.text);
 }
 
-bool pads_both_sides_alike(const Convolution& c) { return c.top == c.bottom && c.left == c.right; }
-bool is_too_large(const Convolution& c) { return std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > INT32_MAX; }
+// What the fixed functions are asked for.
+bool is_flat_and_padded_alike(const Convolution& c) { return !c.deep && c.top == c.bottom && c.left == c.right; }
+bool is_too_large(const Convolution& c) { return std::max(c.x_elements(), c.y_elements()) > INT32_MAX; }
 
 // Why there is none is kept in `refusal`.
 class Listing {
@@ -204,7 +205,7 @@ std::vector<ConvolutionAlgorithm> list_algorithms(ConvolutionLibrary& library, c
                                                   bool tf32) {
   if (is_too_large(convolution)) return {};
   Listing listing(library, convolution);
-  if (pads_both_sides_alike(convolution)) {
+  if (is_flat_and_padded_alike(convolution)) {
     if (tf32) listing.add(true);
     listing.add(false);
   }

@@ -47,14 +47,21 @@ struct Facts {
   Bytes cache;        // the last before memory
 };
 
-// A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none.
+// A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none. Images may have a
+// depth: x[n,c,d,h,w], y[n,k,od,oh,ow], w[k,c/groups,q,r,s]; these lie row-major.
 struct Convolution {
   enum class Pass : uint8_t { forward, backward_data, backward_weights } pass = Pass::forward;
   bool channels_last = false;
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, oh = 1, ow = 1, r = 1, s = 1, groups = 1;
   int64_t stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   int64_t top = 0, left = 0, bottom = 0, right = 0;
+  bool deep = false;
+  int64_t d = 1, od = 1, q = 1, stride_d = 1, dilation_d = 1, front = 0, rear = 0;
   bool bias = false, relu = false;  // what is added to y, and then done with it, by algorithms that do it (`fused`)
+
+  int64_t x_elements() const { return n * c * d * h * w; }
+  int64_t y_elements() const { return n * k * od * oh * ow; }
+  int64_t w_elements() const { return k * (c / groups) * q * r * s; }
 };
 
 // One of cuDNN's algorithms for a convolution: of its fixed functions, or a configuration of an engine

@@ -1,5 +1,5 @@
 // Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
-// that is exact (images with depth). A transposed convolution is the other one's gradient, with the same weights.
+// that is exact. A transposed convolution is the other one's gradient, with the same weights.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -90,38 +90,55 @@ Layout images_layout(const Graph& graph, const Roles& roles, LayoutFamily family
   return family_layout(family, graph.tensor(roles.x).shape.size());
 }
 
-Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
+// The window of a convolution between two images, as its attributes and the images' sizes say.
+Window window_of(const Graph& graph, const Op& op, const Roles& roles) {
   const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
-  const auto stride = op.attributes.integers("stride", {1, 1}), dilation = op.attributes.integers("dilation", {1, 1});
-  const auto padding = op.attributes.integers("padding", {0, 0, 0, 0});
+  Window window = read_window(op.attributes, Shape(w.end() - std::ssize(x) + 2, w.end()), image_size(x));
+  const std::vector<WindowAxis*> axes = window.axes();
+  for (size_t i = 0; i < axes.size(); ++i) axes[i]->out = y[i + 2];
+  return window;
+}
+
+Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
+  const Window window = window_of(graph, op, roles);
   return {.pass = roles.pass,
           .channels_last = channels_last,
-          .n = x[0],
-          .c = x[1],
-          .h = x[2],
-          .w = x[3],
-          .k = y[1],
-          .oh = y[2],
-          .ow = y[3],
-          .r = w[w.size() - 2],
-          .s = w[w.size() - 1],
+          .n = graph.tensor(roles.x).shape[0],
+          .c = graph.tensor(roles.x).shape[1],
+          .h = window.h.in,
+          .w = window.w.in,
+          .k = graph.tensor(roles.y).shape[1],
+          .oh = window.h.out,
+          .ow = window.w.out,
+          .r = window.h.kernel,
+          .s = window.w.kernel,
           .groups = op.attributes.integer("groups", 1),
-          .stride_h = stride.at(0),
-          .stride_w = stride.at(1),
-          .dilation_h = dilation.at(0),
-          .dilation_w = dilation.at(1),
-          .top = padding.at(0),
-          .left = padding.at(1),
-          .bottom = padding.at(2),
-          .right = padding.at(3),
+          .stride_h = window.h.stride,
+          .stride_w = window.w.stride,
+          .dilation_h = window.h.dilation,
+          .dilation_w = window.w.dilation,
+          .top = window.h.before,
+          .left = window.w.before,
+          .bottom = window.h.after,
+          .right = window.w.after,
+          .deep = window.deep,
+          .d = window.d.in,
+          .od = window.d.out,
+          .q = window.d.kernel,
+          .stride_d = window.d.stride,
+          .dilation_d = window.d.dilation,
+          .front = window.d.before,
+          .rear = window.d.after,
           .bias = roles.bias_added && roles.pass == Pass::forward,
           .relu = has_relu(op)};
 }
 
 std::string key_of(const Convolution& c) {
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass),
-                     c.channels_last, c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w,
-                     c.dilation_h, c.dilation_w, c.top, c.left, c.bottom, c.right, c.bias, c.relu);
+  return fmt::format("{} {} {} {} {}", static_cast<int>(c.pass), c.channels_last, c.deep, c.bias, c.relu) +
+         fmt::format(" {} {} {} {} {} {} {} {}", c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.groups) +
+         fmt::format(" {} {} {} {} {} {}", c.r, c.s, c.stride_h, c.stride_w, c.dilation_h, c.dilation_w) +
+         fmt::format(" {} {} {} {}", c.top, c.left, c.bottom, c.right) +
+         fmt::format(" {} {} {} {} {} {} {}", c.d, c.od, c.q, c.stride_d, c.dilation_d, c.front, c.rear);
 }
 
 std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
@@ -197,15 +214,6 @@ Image rows_of_planes(const Op& op, const Tensor& tensor) {
   return with_pixels(image);
 }
 
-// The window of a convolution between two images, as its attributes and the images' sizes say.
-Window window_of(const Graph& graph, const Op& op, const Roles& roles) {
-  const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
-  Window window = read_window(op.attributes, Shape(w.end() - std::ssize(x) + 2, w.end()), image_size(x));
-  const std::vector<WindowAxis*> axes = window.axes();
-  for (size_t i = 0; i < axes.size(); ++i) axes[i]->out = y[i + 2];
-  return window;
-}
-
 class ConvolutionKernel : public CudaKernel {
  public:
   ConvolutionKernel(const Context& context, const Graph& graph, const Op& op)
@@ -244,7 +252,6 @@ class CudnnKernel final : public ConvolutionKernel {
       : ConvolutionKernel(context, graph, op),
         context_(context),
         convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())) {
-    if (is_deep(graph, roles_)) throw_no_kernel(op, kernel);
     const std::optional<ConvolutionAlgorithm> found = find_algorithm(context, convolution_, kernel);
     if (!found) throw_no_kernel(op, kernel);
     algorithm_ = *found;
@@ -333,7 +340,7 @@ class DirectKernel final : public ConvolutionKernel {
 std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& graph, const Op& op,
                                           LayoutFamily family) {
   const Roles roles = roles_of(op);
-  const bool last = family == LayoutFamily::channels_last;
+  const bool last = family == LayoutFamily::channels_last && !is_deep(graph, roles);
   const Bytes bias_room =
       roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), images_layout(graph, roles, family)))
                         : Bytes{};
@@ -347,9 +354,7 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
     return list.emplace_back(std::move(spec));
   };
-  std::vector<ConvolutionAlgorithm> algorithms;
-  if (!is_deep(graph, roles)) algorithms = algorithms_of(context, convolution_of(graph, op, roles, last));
-  for (const ConvolutionAlgorithm& a : algorithms) {
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
     const KnownAlgorithm& known = known_algorithm(a.name);
     KernelSpec& spec = add(name_of(a), a.workspace);
     spec.exact = a.deterministic && !a.tf32;

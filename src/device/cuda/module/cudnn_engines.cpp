@@ -94,11 +94,24 @@ struct OperationGraph {
   Descriptor& part() { return *parts.emplace_back(std::make_unique<Descriptor>()); }
 };
 
-Answer make_tensor(Descriptor& tensor, Uid uid, const std::array<int64_t, 4>& sizes, bool channels_last,
-                   bool is_virtual) {
-  const auto& [n, c, h, w] = sizes;
-  const std::array<int64_t, 4> strides =
-      channels_last ? std::array<int64_t, 4>{c * h * w, 1, w * c, c} : std::array<int64_t, 4>{c * h * w, h * w, w, 1};
+// With depth or without; in a window: of each direction.
+using Sizes = std::vector<int64_t>;
+Sizes sizes(const Convolution& c, int64_t outer, int64_t channels, int64_t depth, int64_t rows, int64_t columns) {
+  return c.deep ? Sizes{outer, channels, depth, rows, columns} : Sizes{outer, channels, rows, columns};
+}
+Sizes directions(const Convolution& c, int64_t depth, int64_t rows, int64_t columns) {
+  return c.deep ? Sizes{depth, rows, columns} : Sizes{rows, columns};
+}
+
+Answer make_tensor(Descriptor& tensor, Uid uid, const Sizes& sizes, bool channels_last, bool is_virtual) {
+  Sizes strides(sizes.size());
+  int64_t stride = channels_last ? sizes[1] : 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (channels_last && d == 1) continue;
+    strides[d] = stride;
+    stride *= sizes[d];
+  }
+  if (channels_last) strides[1] = 1;
   PLIMSOLL_TRY(tensor.create(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "TENSOR"));
   PLIMSOLL_TRY(tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT));
   PLIMSOLL_TRY(tensor.set(CUDNN_ATTR_TENSOR_DIMENSIONS, sizes));
@@ -110,15 +123,14 @@ Answer make_tensor(Descriptor& tensor, Uid uid, const std::array<int64_t, 4>& si
 }
 
 Answer make_window(Descriptor& window, const Convolution& c) {
-  using Two = std::array<int64_t, 2>;
   PLIMSOLL_TRY(window.create(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, "CONVOLUTION"));
   PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT));
   PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION));
-  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t{2}));
-  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, Two{c.dilation_h, c.dilation_w}));
-  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, Two{c.stride_h, c.stride_w}));
-  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, Two{c.top, c.left}));
-  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, Two{c.bottom, c.right}));
+  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t{c.deep ? 3 : 2}));
+  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, directions(c, c.dilation_d, c.dilation_h, c.dilation_w)));
+  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, directions(c, c.stride_d, c.stride_h, c.stride_w)));
+  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, directions(c, c.front, c.top, c.left)));
+  PLIMSOLL_TRY(window.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, directions(c, c.rear, c.bottom, c.right)));
   return window.finalize();
 }
 
@@ -171,16 +183,16 @@ Answer make_pointwise(OperationGraph& made, cudnnPointwiseMode_t mode, const Des
 
 Answer make_graph(OperationGraph& made, const Convolution& c, bool fused, cudnnHandle_t handle) {
   Descriptor &x = made.part(), &w = made.part(), &y = made.part(), &window = made.part(), &operation = made.part();
-  const std::array<int64_t, 4> y_sizes = {c.n, c.k, c.oh, c.ow};
-  PLIMSOLL_TRY(make_tensor(x, kX, {c.n, c.c, c.h, c.w}, c.channels_last, false));
-  PLIMSOLL_TRY(make_tensor(w, kW, {c.k, c.c / c.groups, c.r, c.s}, c.channels_last, false));
+  const Sizes y_sizes = sizes(c, c.n, c.k, c.od, c.oh, c.ow);
+  PLIMSOLL_TRY(make_tensor(x, kX, sizes(c, c.n, c.c, c.d, c.h, c.w), c.channels_last, false));
+  PLIMSOLL_TRY(make_tensor(w, kW, sizes(c, c.k, c.c / c.groups, c.q, c.r, c.s), c.channels_last, false));
   PLIMSOLL_TRY(make_tensor(y, kY, y_sizes, c.channels_last, fused));
   PLIMSOLL_TRY(make_window(window, c));
   PLIMSOLL_TRY(make_convolution_operation(operation, c.pass, window, x, w, y));
   std::vector<cudnnBackendDescriptor_t> operations = {operation.handle()};
   if (fused) {
     Descriptor &bias = made.part(), &sum = made.part(), &out = made.part();
-    PLIMSOLL_TRY(make_tensor(bias, kBias, {1, c.k, 1, 1}, c.channels_last, false));
+    PLIMSOLL_TRY(make_tensor(bias, kBias, sizes(c, 1, c.k, 1, 1, 1), c.channels_last, false));
     PLIMSOLL_TRY(make_tensor(out, kOut, y_sizes, c.channels_last, false));
     if (c.relu) PLIMSOLL_TRY(make_tensor(sum, kSum, y_sizes, c.channels_last, true));
     PLIMSOLL_TRY(make_pointwise(made, CUDNN_POINTWISE_ADD, y, &bias, c.relu ? sum : out, operations));
