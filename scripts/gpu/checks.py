@@ -413,7 +413,7 @@ def and_deep(scale):
 
 CHECKS = (
     Check(link, 5, "GB/s to the host and back"),
-    Check(conformance, 80, "every kernel against the reference, on this GPU: those of backward ops and those with TF32 among them",
+    Check(conformance, 100, "every kernel against the reference, on this GPU: those of backward ops and those with TF32 among them",
           lambda scale: ("test_tests_conformance",)),
     Check(gradients, 10, "the references of backward ops against finite differences", lambda scale: ("test_ops",)),
     Check(steps, 40, "the same steps on the CPU and on the GPU: losses within tolerance", lambda scale: tuple(named(*s) for s in scale.steps)),

@@ -352,6 +352,27 @@ TEST_F(Cuda, ACudnnThatIsBrokenIsNamedAndEndsThePlanning) {
   }
 }
 
+// Planned where cuDNN's fixed functions take no convolution, and trained where they do.
+TEST_F(CudaCalls, APlanByEnginesOfCudnnIsSavedAndRunByTheirNames) {
+  const std::string plan = path("plan.json");
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3000", 1);
+  const Outcome planned = run("plan lenet --data digits --batch 4 --device cuda:0 --costs estimated --save " + plan);
+  ::unsetenv("PLIMSOLL_FAKE_STATUS");
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  EXPECT_THAT(slurp(plan), HasSubstr("cudnn:eng70_k2=4"));
+  const std::string trained = "train --data digits --steps 5 --lr 0.01 --evaluate-every 0 --json - --plan " + plan;
+  const auto calls = counted(trained);
+  const nlohmann::json end = done(last_);
+  ASSERT_FALSE(end.is_null()) << last_.err;
+  EXPECT_TRUE(end.at("captured").get<bool>());
+  EXPECT_EQ(calls.at("cudnnBackendExecute"), 3 * 5) << "a rehearsal, a step, and one that is captured";
+  EXPECT_EQ(calls.count("cudnnConvolutionForward"), 0u);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnBackendExecute/eng70_k2=4:3000", 1);
+  EXPECT_THAT(run(trained).err,
+              HasSubstr("kernel 'cudnn:eng70_k2=4' was offered, but does not run: cuDNN does not run the algorithm "
+                        "eng70_k2=4 after all: cudnnBackendExecute: status 3000"));
+}
+
 TEST_F(Cuda, WhereCudnnRunsAConvolutionByNoAlgorithmTheUserIsTold) {
   ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003,cudnnBackendExecute:5003", 1);
   const Outcome slow = run(train("--steps 1"));
