@@ -77,8 +77,9 @@ class ConvolutionLibrary {
 };
 
 // The best guess first, the fixed functions before the engines; none where cuDNN takes the convolution by none. What needs
-// more workspace than the GPU has memory is none. Of engines the best by cuDNN's heuristics, so many for each precision: first
-// those that add the bias, too. Left out are engines that round to less than TF32, and those that compile a kernel.
+// more workspace than the GPU has memory is left out. Of engines, those that cuDNN's heuristics name first, so many of each
+// precision, and those that add the bias before those that do not. Without engines that round to less than TF32, and
+// without those that compile a kernel.
 inline constexpr int kMostEngines = 10;
 std::vector<ConvolutionAlgorithm> list_algorithms(ConvolutionLibrary& library, const Convolution& convolution,
                                                   bool tf32);
