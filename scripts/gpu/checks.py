@@ -217,16 +217,24 @@ def tight(bench, model):
               **ours, share=share, **torch)
 
 
+def measured(bench, model, batch, device):
+    """The costs of its kernels, measured unless they are known, as `profile` exports them; None, and a row, where that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "costs.json"
+        done = bench.run(bench.folder / "plimsoll", "profile", model, "--batch", batch, "--device", device, "--export", file)
+        if done.code == 0:
+            return json.loads(file.read_text())
+    bench.row(f"{model} {batch}", reason(done)[:120], False)
+    return None
+
+
 def bandwidth(bench, model):
     """Our own kernels, each on the largest op of its kind and layout that the network has: bytes of inputs and outputs by time, beside what the device
     copies. What reads a tensor twice reaches less by that."""
     batch, least = bench.scale.own[model], 0 if bench.options.tiny else 32 << 20
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "costs.json"
-        done = bench.run(bench.folder / "plimsoll", "profile", model, "--batch", batch, "--device", bench.device, "--export", file)
-        if done.code != 0:
-            return bench.row(f"{model} {batch}", reason(done)[:120], False)
-        costs = json.loads(file.read_text())
+    costs = measured(bench, model, batch, bench.device)
+    if costs is None:
+        return
     most, largest = costs["rates"]["memory_gb_per_s"], {}
     for cost in costs["entries"]:
         if cost["kernel"] != "own" or cost["source"] != "measured" or cost["time_ms"] <= 0:
@@ -239,6 +247,29 @@ def bandwidth(bench, model):
         bench.row(kind, f"{rate:.0f} GB/s, {rate / most:.0%} of the device's {most:.0f} ({size / (1 << 20):.0f} MiB)", **{f"{kind} GB/s": rate})
     if not largest:
         bench.row(f"{model} {batch}", "no kernel of ours was measured", False)
+
+
+def engines(bench, item):
+    """cuDNN's two ways to each convolution: its fixed functions, and the engines of its graph API."""
+    model, _, precision = item.partition(" ")
+    batch, device = bench.scale.batches[model], bench.device + ("+tf32" if precision else "")
+    costs = measured(bench, model, batch, device)
+    if costs is None:
+        return
+    best = {}  # by convolution, in a layout: [ms by a fixed function, ms by an engine]
+    for cost in costs["entries"]:
+        kernel = cost["kernel"].removeprefix("cudnn:")
+        if kernel == cost["kernel"] or cost["source"] != "measured" or "@" in kernel or cost["time_ms"] > 1e5:  # refused
+            continue
+        times, way = best.setdefault(cost["signature"], [None, None]), bool(re.match(r"([a-z]+_)*eng\d", kernel))
+        times[way] = min(times[way] or cost["time_ms"], cost["time_ms"])
+    both = [times for times in best.values() if None not in times]
+    if not both:
+        return bench.row(f"{item} {batch}", "no convolution was measured by both ways", False)
+    fixed, with_engines = sum(times[0] for times in both), sum(min(times) for times in both)
+    faster = sum(times[1] < times[0] for times in both)
+    bench.row(f"{item} {batch}", f"engines are faster for {faster} of {len(both)} convolutions; all of them {fixed / with_engines:.2f}x by the better one",
+              fixed_ms=fixed, best_ms=with_engines, faster=faster, convolutions=len(both))
 
 
 def slowdown(bench, model):
@@ -382,7 +413,7 @@ def and_deep(scale):
 
 CHECKS = (
     Check(link, 5, "GB/s to the host and back"),
-    Check(conformance, 80, "every kernel against the reference, on this GPU: those of backward ops and those with TF32 among them",
+    Check(conformance, 100, "every kernel against the reference, on this GPU: those of backward ops and those with TF32 among them",
           lambda scale: ("test_tests_conformance",)),
     Check(gradients, 10, "the references of backward ops against finite differences", lambda scale: ("test_ops",)),
     Check(steps, 40, "the same steps on the CPU and on the GPU: losses within tolerance", lambda scale: tuple(named(*s) for s in scale.steps)),
@@ -392,6 +423,8 @@ CHECKS = (
     Check(speed, 240, "images per second with all memory; with --torch beside PyTorch: eager, its faster layout, single precision", networks),
     Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
     Check(bandwidth, 60, "our own kernels: GB/s beside the device's", lambda scale: tuple(scale.own)),
+    Check(engines, 30, "convolutions by engines of cuDNN's graph API beside those by its fixed functions, without and with TF32",
+          lambda scale: tuple(model + precision for model in networks(scale)[:2] for precision in ("", " tf32"))),
     Check(tight, 150, "the same batches inside 12 GiB, beside PyTorch in 12 GiB", networks),
     Check(slowdown, 50, "step time at 80, 60, 40 and 20 % of what keeping everything takes; how much of the copying hides behind compute",
           lambda scale: (scale.one,)),

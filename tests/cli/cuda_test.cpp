@@ -166,7 +166,7 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_TRUE(all.at("not_done").empty());
   for (const char* name :
        {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "ranks", "fill",
-        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth"}) {
+        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth", "engines"}) {
     int rows = 0;
     for (const auto& [item, record] : all.at("checks").at(name).items())
       rows += static_cast<int>(record.at("rows").size());
@@ -179,6 +179,7 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   EXPECT_THAT(outcome.out, HasSubstr("mlp:hidden="));
   EXPECT_THAT(outcome.out, HasSubstr("with their data"));
   EXPECT_THAT(outcome.out, HasSubstr("bandwidth    SgdUpdate"));
+  EXPECT_THAT(outcome.out, HasSubstr("engines are faster for"));
 }
 
 TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
@@ -341,18 +342,39 @@ TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
 }
 
 TEST_F(Cuda, ACudnnThatIsBrokenIsNamedAndEndsThePlanning) {
-  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009", 1);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009,cudnnBackend:3009", 1);
   for (const std::string& words : {train("--steps 1"), std::string("plan lenet --batch 4 --device cuda:0")}) {
     const Outcome broken = run(words);
     EXPECT_EQ(broken.code, 4) << broken.err;
     EXPECT_THAT(broken.err,
-                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnGetConvolution"));
+                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnBackendFinalize"));
     EXPECT_THAT(broken.err, HasSubstr("status 3009"));
   }
 }
 
+// Planned where cuDNN's fixed functions take no convolution, and trained where they do.
+TEST_F(CudaCalls, APlanByEnginesOfCudnnIsSavedAndRunByTheirNames) {
+  const std::string plan = path("plan.json");
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3000", 1);
+  const Outcome planned = run("plan lenet --data digits --batch 4 --device cuda:0 --costs estimated --save " + plan);
+  ::unsetenv("PLIMSOLL_FAKE_STATUS");
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  EXPECT_THAT(slurp(plan), HasSubstr("cudnn:eng70_k2=4"));
+  const std::string trained = "train --data digits --steps 5 --lr 0.01 --evaluate-every 0 --json - --plan " + plan;
+  const auto calls = counted(trained);
+  const nlohmann::json end = done(last_);
+  ASSERT_FALSE(end.is_null()) << last_.err;
+  EXPECT_TRUE(end.at("captured").get<bool>());
+  EXPECT_EQ(calls.at("cudnnBackendExecute"), 3 * 5) << "a rehearsal, a step, and one that is captured";
+  EXPECT_EQ(calls.count("cudnnConvolutionForward"), 0u);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnBackendExecute/eng70_k2=4:3000", 1);
+  EXPECT_THAT(run(trained).err,
+              HasSubstr("kernel 'cudnn:eng70_k2=4' was offered, but does not run: cuDNN does not run the algorithm "
+                        "eng70_k2=4 after all: cudnnBackendExecute: status 3000"));
+}
+
 TEST_F(Cuda, WhereCudnnRunsAConvolutionByNoAlgorithmTheUserIsTold) {
-  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003", 1);
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003,cudnnBackendExecute:5003", 1);
   const Outcome slow = run(train("--steps 1"));
   EXPECT_EQ(slow.code, 0) << slow.err;
   EXPECT_THAT(slow.err,

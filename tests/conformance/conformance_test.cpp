@@ -20,6 +20,8 @@ constexpr uint64_t kSeed = 20240607;
 constexpr LayoutFamily kFamilies[] = {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked};
 // Of a device that also offers kernels which round to TF32 only these are judged: the others are the same without.
 constexpr std::string_view kTf32 = "+tf32";
+// With convolutions by engines of cuDNN's graph API, which alone are judged: beside them "own:direct" is not offered.
+constexpr std::string_view kByEngines = "cuda_on_the_host_by_engines";
 
 std::set<std::string> known_types() {
   std::set<std::string> names;
@@ -47,8 +49,10 @@ std::vector<std::string> device_names() {
 // "cuda_on_the_host" has CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU
 // makes of it. Others are opened once: that takes a GPU a while.
 std::shared_ptr<const Device> open(const std::string& name) {
-  if (name == "cuda_on_the_host") {
-    return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
+  if (name.starts_with("cuda_on_the_host")) {
+    const auto door = std::make_shared<plimsoll::testing::FakeDoor>(kSeed);
+    if (name != kByEngines) door->cudnn().leave_out_engines();
+    return cuda::open_behind(door, "cuda:0", true);
   }
   static auto& devices = *new std::map<std::string, std::shared_ptr<const Device>>;  // CUDA is gone before statics are
   std::shared_ptr<const Device>& device = devices[name];
@@ -102,6 +106,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
       for (const KernelSpec& offered : specs) {
         EXPECT_TRUE(names.insert(offered.name).second) << "two kernels are called " << offered.name;
         if (op.type->is_view) continue;
+        if (device_name == kByEngines && offered.name.find("eng") == std::string::npos) continue;
         if (device_name.ends_with(kTf32) && !offered.name.ends_with(":tf32")) continue;
         for (const KernelSpec& spec : with_real_layouts(subject, offered, family)) {
           if (!judged.emplace(spec.name, spec.inputs, spec.outputs).second) continue;  // in another family, too
@@ -115,6 +120,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
       }
     }
   }
+  EXPECT_TRUE(kernels > 0 || device_name != kByEngines);
   RecordProperty("kernels", kernels);
   RecordProperty("refused", refused);
 }
@@ -153,6 +159,12 @@ std::string device_and_type(const ::testing::TestParamInfo<std::tuple<std::strin
 INSTANTIATE_TEST_SUITE_P(Devices, Conformance,
                          ::testing::Combine(::testing::ValuesIn(device_names()),
                                             ::testing::ValuesIn(types_of_cases(true))),
+                         device_and_type);
+INSTANTIATE_TEST_SUITE_P(Engines, Conformance,
+                         ::testing::Combine(::testing::Values(std::string(kByEngines)),
+                                            ::testing::Values("ConvForward", "ConvBackwardData", "ConvBackwardWeights",
+                                                              "ConvTransposeForward", "ConvTransposeBackwardData",
+                                                              "ConvTransposeBackwardWeights")),
                          device_and_type);
 INSTANTIATE_TEST_SUITE_P(Devices, KernelNames,
                          ::testing::Combine(::testing::ValuesIn(device_names()),

@@ -115,6 +115,7 @@ TEST(Judge, AllowsACudnnKernelTheRoundingOfItsKindAlsoAsAPart) {
   EXPECT_THAT(outcome(Fault::rounds, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
   EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm").failures, testing::Not(testing::IsEmpty()));
   EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:fused_winograd_eng15").failures, testing::IsEmpty());
 }
 
 // Winograd's transforms amplify what the tensor cores round.

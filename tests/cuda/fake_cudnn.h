@@ -1,5 +1,5 @@
 // cuDNN and cuBLASLt without a GPU: their operations by plain loops, asked of a queue, and cuDNN's statuses as a test wants
-// them.
+// them. Engines are made up; which there are, and what each notes of itself, is a table.
 #pragma once
 
 #include <fmt/format.h>
@@ -129,7 +129,7 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
                                              "cudnnGetConvolutionBackwardDataWorkspaceSize",
                                              "cudnnGetConvolutionBackwardFilterWorkspaceSize"};
     const char* const name = kNames[static_cast<size_t>(c.pass)];
-    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return refusal(name, 3002);
+    if (std::max(c.x_elements(), c.y_elements()) > most_elements_) return refusal(name, 3002);
     const std::string algorithm = name_of(number);
     const auto known = workspaces_.find(algorithm);
     const int64_t a_row = number == 4 ? 3000 : number == 1 ? (d.tf32 ? 500 : 1000) : 0;
@@ -138,57 +138,70 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
   }
   cuda::Answer run(const Described& described, int number, const void* a, const void* b, void* out, void* workspace,
                    uint64_t bytes) override {
-    using namespace cuda;
-    const cuda::Convolution c = static_cast<const Descriptors&>(described).convolution;
+    const cuda::Convolution& c = static_cast<const Descriptors&>(described).convolution;
     static constexpr const char* kNames[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
                                              "cudnnConvolutionBackwardFilter"};
     const std::string algorithm = name_of(number);
-    Answer answer = call(kNames[static_cast<size_t>(c.pass)], algorithm);
+    cuda::Answer answer = call(kNames[static_cast<size_t>(c.pass)], algorithm);
+    if (answer.is_done()) compute(c, algorithm, algorithm != "algo_0", a, b, nullptr, false, out, workspace, bytes);
+    return answer;
+  }
+
+  // An engine with what it notes of itself, and its workspace for each image.
+  struct FakeEngine {
+    cuda::EngineConfiguration configuration;
+    uint64_t row_bytes = 0;
+    bool forward_alone = false;
+  };
+  // What heuristics name, the best first. Tests may have others.
+  std::vector<FakeEngine> engines = {
+      {{.number = 51, .knobs = {{2, 1}, {13, 0}}, .fused = true, .tensor_cores = true}, 400, true},
+      {{.number = 44, .knobs = {{2, 4}, {18, 0}}, .fused = true}, 0, true},
+      {{.number = 67, .knobs = {{2, 5}, {12, -1}}, .tensor_cores = true}, 600},
+      {{.number = 70, .knobs = {{2, 4}}}, 700},
+      {{.number = 25, .knobs = {{2, 2}}, .deterministic = false}, 800},
+      {{.number = 12, .knobs = {}, .winograd = true}, 900}};
+  // What fallback heuristics name.
+  std::vector<FakeEngine> fallback_engines = {{{.number = 1, .knobs = {}}, 100}};
+  void leave_out_engines() { engines.clear(), fallback_engines.clear(); }
+  const std::vector<std::string>& planned() const { return planned_; }  // configurations, in order
+
+  cuda::Answer guess_engines(const cuda::Convolution& c, bool fused, bool fallback,
+                             std::vector<cuda::EngineConfiguration>& found) override {
+    cuda::Answer answer =
+        call(fallback ? "cudnnBackendFinalize(ENGINEHEUR, FALLBACK)" : "cudnnBackendFinalize(ENGINEHEUR)", "");
     if (!answer.is_done()) return answer;
-    const int64_t group_c = c.c / c.groups;
-    const bool last = c.channels_last;
-    const DirectShape shape{.x = fake::image(c.n, c.c, c.h, c.w, last),
-                            .y = fake::image(c.n, c.k, c.oh, c.ow, last),
-                            .groups = c.groups,
-                            .group_c = group_c,
-                            .group_k = c.k / c.groups,
-                            .h = {.in = c.h,
-                                  .out = c.oh,
-                                  .kernel = c.r,
-                                  .stride = c.stride_h,
-                                  .dilation = c.dilation_h,
-                                  .before = c.top,
-                                  .after = c.bottom},
-                            .w = {.in = c.w,
-                                  .out = c.ow,
-                                  .kernel = c.s,
-                                  .stride = c.stride_w,
-                                  .dilation = c.dilation_w,
-                                  .before = c.left,
-                                  .after = c.right},
-                            .to_k = group_c * c.r * c.s,
-                            .to_c = last ? 1 : c.r * c.s,
-                            .to_r = last ? c.s * group_c : c.s,
-                            .to_s = last ? group_c : 1};
-    auto* y = static_cast<float*>(out);
-    const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
-    queue_.enqueue([=, this] {
-      if (bytes > 0) std::memset(workspace, 0xff, bytes);
-      queue_.spend(algorithm);
-      switch (c.pass) {
-        case Pass::forward:
-          all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
-              c.n * c.k * c.oh * c.ow);
-          break;
-        case Pass::backward_data:
-          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
-          break;
-        case Pass::backward_weights:
-          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
-          break;
-      }
-      if (algorithm == "algo_0") *y = std::nextafter(*y, random_() % 2 == 0 ? 1e9F : -1e9F);
-    });
+    for (const FakeEngine& engine : fallback ? fallback_engines : engines) {
+      if (engine.configuration.fused == fused && takes(engine, c)) found.push_back(engine.configuration);
+    }
+    return answer;
+  }
+  cuda::Answer plan(const cuda::Convolution& c, const cuda::EngineConfiguration& configuration,
+                    std::unique_ptr<Planned>& planned) override {
+    static constexpr const char* kName = "cudnnBackendFinalize(EXECUTION_PLAN)";
+    const std::string name = cuda::name_of(configuration);
+    planned_.push_back(name);
+    const FakeEngine* known = find(configuration);
+    if (known == nullptr || !takes(*known, c)) return refusal("cudnnBackendFinalize(ENGINECFG)", 3000);
+    if (std::max(c.x_elements(), c.y_elements()) > most_elements_) return refusal(kName, 3002);
+    auto made = std::make_unique<PlannedHere>();
+    made->configuration = known->configuration;
+    made->convolution = c;
+    const auto asked = workspaces_.find(name);
+    made->workspace = asked != workspaces_.end() ? asked->second : static_cast<uint64_t>(c.n) * known->row_bytes;
+    planned = std::move(made);
+    return call(kName, name);
+  }
+  cuda::Answer run(Planned& planned, const void* a, const void* b, const void* bias, void* out,
+                   void* workspace) override {
+    const auto& p = static_cast<PlannedHere&>(planned);
+    const std::string name = cuda::name_of(p.configuration);
+    cuda::Answer answer = call("cudnnBackendExecute", name);
+    const bool fused = p.configuration.fused;
+    if (answer.is_done()) {
+      compute(p.convolution, name, p.configuration.deterministic, a, b, fused ? bias : nullptr,
+              fused && p.convolution.relu, out, workspace, p.workspace);
+    }
     return answer;
   }
   bool still_works() noexcept override { return queue_.works(); }
@@ -199,6 +212,9 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
     Descriptors(const cuda::Convolution& c, bool rounds) : convolution(c), tf32(rounds) {}
     cuda::Convolution convolution;
     bool tf32;
+  };
+  struct PlannedHere final : Planned {
+    cuda::Convolution convolution;
   };
   struct Told {
     std::string call, algorithm;  // no algorithm: all of them
@@ -219,6 +235,74 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
     }
     return {};
   }
+  static bool takes(const FakeEngine& engine, const cuda::Convolution& c) {
+    return c.pass == Pass::forward || !engine.forward_alone;
+  }
+  const FakeEngine* find(const cuda::EngineConfiguration& asked) const {
+    for (const auto* list : {&engines, &fallback_engines}) {
+      for (const FakeEngine& engine : *list) {
+        const cuda::EngineConfiguration& known = engine.configuration;
+        if (known.number == asked.number && known.knobs == asked.knobs && known.fused == asked.fused) return &engine;
+      }
+    }
+    return nullptr;
+  }
+  void compute(const cuda::Convolution& c, const std::string& algorithm, bool deterministic, const void* a,
+               const void* b, const void* bias, bool relu, void* out, void* workspace, uint64_t bytes) {
+    using namespace cuda;
+    const int64_t group_c = c.c / c.groups, apart = c.channels_last ? group_c : 1;  // between the taps of a row
+    const bool last = c.channels_last;
+    const DirectShape shape{.x = fake::image(c.n, c.c, c.d * c.h, c.w, last),
+                            .y = fake::image(c.n, c.k, c.od * c.oh, c.ow, last),
+                            .groups = c.groups,
+                            .group_c = group_c,
+                            .group_k = c.k / c.groups,
+                            .d = {.in = c.d,
+                                  .out = c.od,
+                                  .kernel = c.q,
+                                  .stride = c.stride_d,
+                                  .dilation = c.dilation_d,
+                                  .before = c.front,
+                                  .after = c.rear},
+                            .h = {.in = c.h,
+                                  .out = c.oh,
+                                  .kernel = c.r,
+                                  .stride = c.stride_h,
+                                  .dilation = c.dilation_h,
+                                  .before = c.top,
+                                  .after = c.bottom},
+                            .w = {.in = c.w,
+                                  .out = c.ow,
+                                  .kernel = c.s,
+                                  .stride = c.stride_w,
+                                  .dilation = c.dilation_w,
+                                  .before = c.left,
+                                  .after = c.right},
+                            .to_k = group_c * c.q * c.r * c.s,
+                            .to_c = last ? 1 : c.q * c.r * c.s,
+                            .to_q = c.r * c.s * apart,
+                            .to_r = c.s * apart,
+                            .to_s = apart};
+    auto* y = static_cast<float*>(out);
+    const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b),
+               *offset = static_cast<const float*>(bias);
+    queue_.enqueue([=, this] {
+      if (bytes > 0) std::memset(workspace, 0xff, bytes);
+      queue_.spend(algorithm);
+      switch (c.pass) {
+        case Pass::forward:
+          all(DirectForward{.y = y, .x = p, .weights = q, .bias = offset, .d = shape, .relu = relu}, c.y_elements());
+          break;
+        case Pass::backward_data:
+          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.x_elements());
+          break;
+        case Pass::backward_weights:
+          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.w_elements());
+          break;
+      }
+      if (!deterministic) *y = std::nextafter(*y, random_() % 2 == 0 ? 1e9F : -1e9F);
+    });
+  }
   template <class Body>
   static void all(const Body& body, int64_t count) {
     fake::HostLauncher<Body>::launch(&body, count);
@@ -228,6 +312,7 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
   Bytes memory_;
   std::mt19937_64 random_;
   std::vector<Told> statuses_;
+  std::vector<std::string> planned_;
   std::map<std::string, uint64_t> workspaces_;
   int64_t most_elements_ = INT64_MAX;
 };

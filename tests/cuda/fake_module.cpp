@@ -5,7 +5,7 @@
 //   PLIMSOLL_FAKE_DEVICES=0                  how many GPUs there are (default 1)
 //   PLIMSOLL_FAKE_REFUSE=fft                 convolutions by this algorithm refuse to run
 //   PLIMSOLL_FAKE_STATUS=cudnnGet:3009       calls of cuDNN whose names begin so answer with this status;
-//                        cudnnConv/fft:5003  those for this algorithm
+//                        cudnnConv/fft:5003  those for this algorithm; several stand between commas
 //   PLIMSOLL_FAKE_CAPABILITY=7.0             compute capability (default 9.0)
 //   PLIMSOLL_FAKE_LOADS=64                   MiB of the GPU's memory that each algorithm takes from its first run on
 //   PLIMSOLL_FAKE_NCCL=FOLDER                NCCL is there, and ranks meet in this folder
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include "tests/cuda/fake_door.h"
@@ -48,8 +49,9 @@ PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
     door->fail(fail.substr(0, colon), std::stoi(fail.substr(colon + 1)));
   }
   if (const std::string refused = environment("PLIMSOLL_FAKE_REFUSE"); !refused.empty()) door->refuse(refused);
-  const std::string status = environment("PLIMSOLL_FAKE_STATUS");
-  if (const size_t colon = status.find(':'); colon != std::string::npos) {
+  std::istringstream statuses(environment("PLIMSOLL_FAKE_STATUS"));
+  for (std::string status; std::getline(statuses, status, ',');) {
+    const size_t colon = status.find(':');
     const std::string call = status.substr(0, colon);
     const size_t slash = std::min(call.find('/'), call.size());
     door->cudnn().answer(call.substr(0, slash), std::stoi(status.substr(colon + 1)),

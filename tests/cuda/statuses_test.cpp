@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "cost/signature.h"
 #include "device/cuda/device.h"
@@ -30,7 +31,13 @@ constexpr int kOfTheAlgorithm[] = {2000, 2003, 3000, 3002, 3005, 3006, 3007, 300
 // Of cuDNN, and what no version known to us says.
 constexpr int kOfTheLibrary[] = {1001, 1002, 1008, 6000};
 
-const char* const kPasses[] = {"ConvForward", "ConvBackwardData", "ConvBackwardWeights"};
+// An algorithm of each of cuDNN's two ways to a convolution, and the calls that list it and run it.
+struct Way {
+  const char *algorithm, *listing, *running;
+  std::string kernel() const { return std::string("cudnn:") + algorithm; }
+};
+constexpr Way kWays[] = {{"fft", "cudnnGetConvolution", "cudnnConvolution"},
+                         {"eng70_k2=4", "cudnnBackendFinalize(EXECUTION_PLAN)", "cudnnBackendExecute"}};
 
 struct Example {
   Graph graph;
@@ -85,11 +92,12 @@ class CudnnStatuses : public ::testing::TestWithParam<int> {
 class OfOneAlgorithm : public CudnnStatuses {};
 
 TEST_P(OfOneAlgorithm, InListingLeavesOutThisOneAndNoOther) {
-  door_->cudnn().answer("cudnnGetConvolution", GetParam(), "fft");
+  for (const Way& way : kWays) door_->cudnn().answer(way.listing, GetParam(), way.algorithm);
   for (int pass = 0; pass < 3; ++pass) {
     const std::vector<std::string> names = example_.kernels(*device_, pass);
-    EXPECT_THAT(names, Not(Contains("cudnn:fft")));
+    for (const Way& way : kWays) EXPECT_THAT(names, Not(Contains(way.kernel())));
     EXPECT_THAT(names, Contains("cudnn:implicit_precomp_gemm"));
+    EXPECT_THAT(names, Contains("cudnn:winograd_eng12"));
     EXPECT_THAT(names, Not(Contains("own:direct")));
   }
 }
@@ -102,10 +110,26 @@ TEST_P(OfOneAlgorithm, FromTheHeuristicsLeavesTheListOfAll) {
   for (int pass = 0; pass < 3; ++pass) EXPECT_THAT(example_.kernels(*device_, pass), Contains("cudnn:fft"));
 }
 
+TEST_P(OfOneAlgorithm, FromEitherWaysHeuristicsLeavesTheOther) {
+  door_->cudnn().answer("cudnnBackendFinalize(ENGINEHEUR)", GetParam());
+  for (int pass = 0; pass < 3; ++pass) {
+    EXPECT_THAT(example_.kernels(*device_, pass), Contains("cudnn:fft"));
+    EXPECT_THAT(example_.kernels(*device_, pass), Contains("cudnn:eng1")) << "a fallback";
+  }
+  const auto other = std::make_shared<FakeDoor>();
+  other->cudnn().answer("cudnnSet", GetParam());
+  const auto device = cuda::open_behind(other, "cuda:0", false);
+  for (int pass = 0; pass < 3; ++pass) {
+    EXPECT_THAT(example_.kernels(*device, pass), Contains("cudnn:eng70_k2=4"));
+    EXPECT_THAT(example_.kernels(*device, pass), Not(Contains("cudnn:eng1"))) << "there are better ones";
+  }
+}
+
 TEST_P(OfOneAlgorithm, OfEverythingMeansThatCudnnIsBroken) {
   for (const char* call : {"cudnnGetConvolution", "cudnnSetConvolution2dDescriptor"}) {
     const auto door = std::make_shared<FakeDoor>();
     door->cudnn().answer(call, GetParam());
+    door->cudnn().answer("cudnnBackend", GetParam());
     const auto device = cuda::open_behind(door, "cuda:0", false);
     const std::string what = error_text(ErrorCode::device_failure, [&] { example_.kernels(*device, 0); });
     EXPECT_THAT(what, HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnn"));
@@ -116,32 +140,35 @@ TEST_P(OfOneAlgorithm, OfEverythingMeansThatCudnnIsBroken) {
 }
 
 TEST_P(OfOneAlgorithm, WhenItIsPreparedOrRunRefusesThisOneAndItIsNotOfferedAgain) {
-  for (const char* call : {"cudnnGetConvolution", "cudnnConvolution"}) {
-    for (int pass = 0; pass < 3; ++pass) {
-      const auto device = cuda::open_behind(door_, "cuda:0", false);
-      ASSERT_THAT(example_.kernels(*device, pass), Contains("cudnn:fft"));
-      door_->cudnn().answer(call, GetParam(), "fft");
-      const auto fft = kernel(*device, pass, "cudnn:fft");
-      EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { fft->run(); }),
-                  HasSubstr("cuDNN does not run the algorithm fft after all: cudnn"));
-      EXPECT_THAT(example_.kernels(*device, pass), Not(Contains("cudnn:fft")));
-      kernel(*device, pass, "cudnn:implicit_gemm")->run();
-      door_->cudnn().forget_statuses();
+  for (const Way& way : kWays) {
+    for (const char* call : {way.listing, way.running}) {
+      for (int pass = 0; pass < 3; ++pass) {
+        const auto device = cuda::open_behind(door_, "cuda:0", false);
+        ASSERT_THAT(example_.kernels(*device, pass), Contains(way.kernel()));
+        door_->cudnn().answer(call, GetParam(), way.algorithm);
+        const auto refused = kernel(*device, pass, way.kernel());
+        EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { refused->run(); }),
+                    HasSubstr(fmt::format("cuDNN does not run the algorithm {} after all: cudnn", way.algorithm)));
+        EXPECT_THAT(example_.kernels(*device, pass), Not(Contains(way.kernel())));
+        kernel(*device, pass, "cudnn:implicit_gemm")->run();
+        kernel(*device, pass, "cudnn:winograd_eng12")->run();
+        door_->cudnn().forget_statuses();
+      }
     }
   }
 }
 
 TEST_P(OfOneAlgorithm, InMeasuringLeavesTheOthersToBeMeasured) {
-  door_->cudnn().answer("cudnnConvolution", GetParam(), "fft");
+  for (const Way& way : kWays) door_->cudnn().answer(way.running, GetParam(), way.algorithm);
   CostTable table;
   measure_costs(example_.graph, *device_, table);
-  int refused = 0, measured = 0;
+  std::map<std::string, int> refused, measured;
   for (const auto& [key, cost] : table.entries()) {
-    if (key.kernel == "cudnn:fft") refused += cost.time_ms > 1000;
-    if (key.kernel == "cudnn:implicit_gemm") measured += cost.time_ms < 1;
+    refused[key.kernel] += cost.time_ms > 1000;
+    measured[key.kernel] += cost.time_ms < 1;
   }
-  EXPECT_EQ(refused, 6);  // in two layouts
-  EXPECT_EQ(measured, 6);
+  for (const Way& way : kWays) EXPECT_EQ(refused[way.kernel()], 6) << "three directions in two layouts";
+  for (const char* other : {"cudnn:implicit_gemm", "cudnn:winograd_eng12"}) EXPECT_EQ(measured[other], 6) << other;
 }
 
 Program lenet(const Device& device) {
@@ -170,7 +197,8 @@ class OfCudnn : public CudnnStatuses {};
 
 TEST_P(OfCudnn, EndsListing) {
   for (const char* call : {"cudnnSetConvolution2dDescriptor", "cudnnGetConvolutionForwardAlgorithm_v7",
-                           "cudnnGetConvolutionForwardWorkspaceSize"}) {
+                           "cudnnGetConvolutionForwardWorkspaceSize", "cudnnBackendFinalize(ENGINEHEUR)",
+                           "cudnnBackendFinalize(EXECUTION_PLAN)"}) {
     const auto door = std::make_shared<FakeDoor>();
     door->cudnn().answer(call, GetParam());
     const auto device = cuda::open_behind(door, "cuda:0", false);
@@ -181,10 +209,13 @@ TEST_P(OfCudnn, EndsListing) {
 
 TEST_P(OfCudnn, EndsARunAndAPreparation) {
   example_.kernels(*device_, 0);
-  const auto prepared = kernel(*device_, 0, "cudnn:fft");
+  const auto prepared = kernel(*device_, 0, "cudnn:fft"), engine = kernel(*device_, 0, "cudnn:eng70_k2=4");
   door_->cudnn().answer("cudnn", GetParam());
   EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { prepared->run(); }), HasSubstr("cudnnConvolutionForward: "));
+  EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { engine->run(); }), HasSubstr("cudnnBackendExecute: "));
   EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { kernel(*device_, 0, "cudnn:fft"); }), HasSubstr("cudnnSet"));
+  EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { kernel(*device_, 0, "cudnn:eng70_k2=4"); }),
+              HasSubstr("cudnnBackendFinalize(EXECUTION_PLAN): "));
   const Program program = lenet(*cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false));
   door_->cudnn().forget_statuses();
   Executor executor(program.network.graph, program.plan, *device_);
@@ -198,33 +229,42 @@ using CudnnAnswers = CudnnStatuses;
 
 // Within a capture nothing can be waited for.
 TEST_F(CudnnAnswers, ThatItFailedIsTheDevicesFailureWhereTheQueueDoesNotGoOn) {
-  example_.kernels(*device_, 0);
-  const auto fft = kernel(*device_, 0, "cudnn:fft");
-  door_->cudnn().answer("cudnnConvolution", 5003, "fft");
-  const auto queues = device_->open_queues();
-  queues->begin_capture();
-  EXPECT_EQ(error_text(ErrorCode::device_failure, [&] { fft->run(); }), "cudnnConvolutionForward: status 5003 (fake)");
-  queues->end_capture();
-  door_->fail("cudaEventCreateWithFlags", 1, true);
-  error_text(ErrorCode::device_failure, [&] { queues->make_mark(false); });
-  error_text(ErrorCode::device_failure, [&] { fft->run(); });
+  for (const Way& way : kWays) {
+    const auto door = std::make_shared<FakeDoor>();
+    const auto device = cuda::open_behind(door, "cuda:0", false);
+    arena_.reset();
+    example_.kernels(*device, 0);
+    const auto fails = kernel(*device, 0, way.kernel());
+    door->cudnn().answer(way.running, 5003, way.algorithm);
+    const auto queues = device->open_queues();
+    queues->begin_capture();
+    EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { fails->run(); }), HasSubstr("status 5003 (fake)"));
+    queues->end_capture();
+    door->fail("cudaEventCreateWithFlags", 1, true);
+    error_text(ErrorCode::device_failure, [&] { queues->make_mark(false); });
+    error_text(ErrorCode::device_failure, [&] { fails->run(); });
+  }
+  arena_.reset();
 }
 
 TEST_F(CudnnAnswers, AWorkspaceLargerThanTheGpuIsNoChoice) {
-  for (const uint64_t bytes : {uint64_t{8} << 30, (uint64_t{8} << 30) + 1, uint64_t{1} << 63, UINT64_MAX}) {
-    const auto door = std::make_shared<FakeDoor>();
-    door->cudnn().asks_for("fft", bytes);
-    const auto device = cuda::open_behind(door, "cuda:0", false);
-    const bool fits = bytes == uint64_t{8} << 30;
-    for (int pass = 0; pass < 3; ++pass) {
-      const std::vector<std::string> names = example_.kernels(*device, pass);
-      EXPECT_EQ(std::ranges::count(names, "cudnn:fft"), fits ? 1 : 0) << bytes;
-      EXPECT_THAT(names, Contains("cudnn:implicit_gemm"));
+  for (const Way& way : kWays) {
+    for (const uint64_t bytes : {uint64_t{8} << 30, (uint64_t{8} << 30) + 1, uint64_t{1} << 63, UINT64_MAX}) {
+      const auto door = std::make_shared<FakeDoor>();
+      door->cudnn().asks_for(way.algorithm, bytes);
+      const auto device = cuda::open_behind(door, "cuda:0", false);
+      const bool fits = bytes == uint64_t{8} << 30;
+      for (int pass = 0; pass < 3; ++pass) {
+        const std::vector<std::string> names = example_.kernels(*device, pass);
+        EXPECT_EQ(std::ranges::count(names, way.kernel()), fits ? 1 : 0) << bytes;
+        EXPECT_THAT(names, Contains("cudnn:implicit_gemm"));
+      }
+      if (!fits) continue;
+      door->cudnn().asks_for(way.algorithm, bytes + 1);
+      const auto made = kernel(*device, 0, way.kernel());
+      EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { made->run(); }), HasSubstr("8589934593 bytes of workspace"));
+      arena_.reset();
     }
-    if (!fits) continue;
-    door->cudnn().asks_for("fft", bytes + 1);
-    const auto fft = kernel(*device, 0, "cudnn:fft");
-    EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { fft->run(); }), HasSubstr("8589934593 bytes of workspace"));
   }
 }
 

@@ -20,8 +20,9 @@ bool is_taken(const Answer& answer) {
   throw Error(ErrorCode::device_failure, answer.text);
 }
 
-bool pads_both_sides_alike(const Convolution& c) { return c.top == c.bottom && c.left == c.right; }
-bool is_too_large(const Convolution& c) { return std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > INT32_MAX; }
+// What the fixed functions are asked for.
+bool is_flat_and_padded_alike(const Convolution& c) { return !c.deep && c.top == c.bottom && c.left == c.right; }
+bool is_too_large(const Convolution& c) { return std::max(c.x_elements(), c.y_elements()) > INT32_MAX; }
 
 // Why there is none is kept in `refusal`.
 class Listing {
@@ -36,10 +37,42 @@ class Listing {
     if (!tf32) take(library_.every(convolution_.pass), *described, tf32);
   }
 
+  void add_engines(bool tf32) {
+    if (convolution_.bias) ask_engines(true, false, tf32);
+    ask_engines(false, false, tf32);
+    if (full_engines_ == 0) ask_engines(false, true, tf32);
+  }
+
   std::vector<ConvolutionAlgorithm> list;
   std::string refusal;
 
  private:
+  void ask_engines(bool fused, bool fallback, bool tf32) {
+    std::vector<EngineConfiguration> guessed;
+    if (!takes(library_.guess_engines(convolution_, fused, fallback, guessed))) return;
+    for (const EngineConfiguration& configuration : guessed) {
+      int& count = configuration.tensor_cores ? tf32_engines_ : full_engines_;
+      if (configuration.compiles || configuration.less_than_tf32 || (configuration.tensor_cores && !tf32)) continue;
+      if (count < kMostEngines && take(configuration)) ++count;
+    }
+  }
+
+  // What is listed was made from what is in its name.
+  bool take(const EngineConfiguration& configuration) {
+    const std::string name = name_of(configuration);
+    std::unique_ptr<ConvolutionLibrary::Planned> planned;
+    if (std::any_of(list.begin(), list.end(), [&](const ConvolutionAlgorithm& a) { return a.name == name; }))
+      return false;
+    if (!takes(library_.plan(convolution_, configuration, planned))) return false;
+    if (planned->workspace > static_cast<uint64_t>(library_.memory().count)) return false;
+    list.push_back({.name = name,
+                    .tf32 = configuration.tensor_cores,
+                    .deterministic = configuration.deterministic,
+                    .fused = configuration.fused,
+                    .workspace = {static_cast<int64_t>(planned->workspace)}});
+    return true;
+  }
+
   bool takes(const Answer& answer) {
     if (is_taken(answer)) return true;
     refusal = answer.text;
@@ -66,6 +99,7 @@ class Listing {
 
   ConvolutionLibrary& library_;
   const Convolution& convolution_;
+  int tf32_engines_ = 0, full_engines_ = 0;
 };
 
 // Throws where cuDNN runs nothing at all.
@@ -85,6 +119,7 @@ void probe(ConvolutionLibrary& library) {
                           .right = 1};
   Listing listing(library, plain);
   listing.add(false);
+  listing.add_engines(false);
   library.has_offered = !listing.list.empty();
   if (library.has_offered) return;
   throw Error(ErrorCode::device_failure,
@@ -92,48 +127,89 @@ void probe(ConvolutionLibrary& library) {
                   "; install a whole cuDNN 9 that fits the GPU and its driver, and set LD_LIBRARY_PATH to its folder");
 }
 
-class CudnnConvolution final : public Prepared {
+class CudnnConvolution : public Prepared {
  public:
-  CudnnConvolution(ConvolutionLibrary& library, const Convolution& convolution, const ConvolutionAlgorithm& algorithm)
-      : library_(library), number_(algorithm.number), name_(algorithm.name) {
-    require(library_.describe(convolution, algorithm.tf32, described_));
-    require(library_.workspace(*described_, number_, workspace_));
-    if (workspace_ > static_cast<uint64_t>(library_.memory().count)) {
-      throw Error(ErrorCode::unsupported,
-                  "cuDNN asks for " + std::to_string(workspace_) + " bytes of workspace for the algorithm " + name_);
-    }
-  }
-
+  CudnnConvolution(ConvolutionLibrary& library, std::string name) : library_(library), name_(std::move(name)) {}
   Bytes workspace() const override { return {static_cast<int64_t>(workspace_)}; }
 
-  void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
-    const Answer answer = library_.run(*described_, number_, a, b, out, workspace, workspace_);
+ protected:
+  void refuse(const std::string& why) const {
+    throw Error(ErrorCode::unsupported, "cuDNN does not run the algorithm " + name_ + " after all: " + why);
+  }
+  void require(const Answer& answer) const {
+    if (!is_taken(answer)) refuse(answer.text);
+  }
+  void require_run(const Answer& answer) const {
     if (answer.is_done()) return;
     if (has_failed(answer) && !library_.still_works()) throw Error(ErrorCode::device_failure, answer.text);
     require(answer);
   }
-
- private:
-  void require(const Answer& answer) const {
-    if (is_taken(answer)) return;
-    throw Error(ErrorCode::unsupported, "cuDNN does not run the algorithm " + name_ + " after all: " + answer.text);
+  void set_workspace(uint64_t bytes) {
+    workspace_ = bytes;
+    if (bytes <= static_cast<uint64_t>(library_.memory().count)) return;
+    throw Error(ErrorCode::unsupported,
+                "cuDNN asks for " + std::to_string(bytes) + " bytes of workspace for the algorithm " + name_);
   }
 
   ConvolutionLibrary& library_;
-  int number_;
   std::string name_;
-  std::unique_ptr<Described> described_;
   uint64_t workspace_ = 0;
+};
+
+class FixedFunction final : public CudnnConvolution {
+ public:
+  FixedFunction(ConvolutionLibrary& library, const Convolution& convolution, const ConvolutionAlgorithm& algorithm)
+      : CudnnConvolution(library, algorithm.name), number_(algorithm.number) {
+    require(library_.describe(convolution, algorithm.tf32, described_));
+    uint64_t bytes = 0;
+    require(library_.workspace(*described_, number_, bytes));
+    set_workspace(bytes);
+  }
+
+  void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
+    require_run(library_.run(*described_, number_, a, b, out, workspace, workspace_));
+  }
+
+ private:
+  int number_;
+  std::unique_ptr<Described> described_;
+};
+
+class EngineRunner final : public CudnnConvolution {
+ public:
+  EngineRunner(ConvolutionLibrary& library, const Convolution& convolution, const ConvolutionAlgorithm& algorithm,
+               const EngineConfiguration& configuration)
+      : CudnnConvolution(library, algorithm.name) {
+    require(library_.plan(convolution, configuration, planned_));
+    const EngineConfiguration& made = planned_->configuration;
+    if (name_of(made) != name_ || made.tensor_cores != algorithm.tf32 || made.less_than_tf32) {
+      const char* const precision = made.less_than_tf32 ? "less precision than TF32"
+                                    : made.tensor_cores ? "TF32"
+                                                        : "no TF32";
+      refuse("this engine is '" + name_of(made) + "' with " + precision + " here");
+    }
+    set_workspace(planned_->workspace);
+  }
+
+  void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
+    require_run(library_.run(*planned_, a, b, bias, out, workspace));
+  }
+
+ private:
+  std::unique_ptr<ConvolutionLibrary::Planned> planned_;
 };
 
 }  // namespace
 
 std::vector<ConvolutionAlgorithm> list_algorithms(ConvolutionLibrary& library, const Convolution& convolution,
                                                   bool tf32) {
-  if (!pads_both_sides_alike(convolution) || is_too_large(convolution)) return {};
+  if (is_too_large(convolution)) return {};
   Listing listing(library, convolution);
-  if (tf32) listing.add(true);
-  listing.add(false);
+  if (is_flat_and_padded_alike(convolution)) {
+    if (tf32) listing.add(true);
+    listing.add(false);
+  }
+  listing.add_engines(tf32);
   library.has_offered = library.has_offered || !listing.list.empty();
   if (!library.has_offered) probe(library);
   return std::move(listing.list);
@@ -141,7 +217,9 @@ std::vector<ConvolutionAlgorithm> list_algorithms(ConvolutionLibrary& library, c
 
 std::unique_ptr<Prepared> prepare_convolution(ConvolutionLibrary& library, const Convolution& convolution,
                                               const ConvolutionAlgorithm& algorithm) {
-  return std::make_unique<CudnnConvolution>(library, convolution, algorithm);
+  const std::optional<EngineConfiguration> engine = parse_engine(algorithm.name);
+  if (engine) return std::make_unique<EngineRunner>(library, convolution, algorithm, *engine);
+  return std::make_unique<FixedFunction>(library, convolution, algorithm);
 }
 
 }  // namespace plimsoll::cuda

@@ -1,7 +1,8 @@
 // What is asked of cuDNN for a convolution, and what its answers mean. Its calls stand behind ConvolutionLibrary: in the module
-// they are cuDNN's (module/cudnn.cpp), in tests they answer as they are told.
+// they are cuDNN's (module/cudnn.cpp), in tests they answer as they are told. cuDNN has two ways to a convolution: fixed
+// functions with an algorithm each, and engines of its graph API. An algorithm here is one of either.
 //
-//   status          listing algorithms                     running one
+//   status          listing algorithms                     making one again, or running it
 //   1xxx  cuDNN     ends it: Error(device_failure)         the same
 //   2xxx  asked     this one is left out                   Error(unsupported): this one is refused
 //   3xxx  no kernel this one is left out                   Error(unsupported)
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/convolution_engines.h"
 #include "device/cuda/door.h"
 
 namespace plimsoll::cuda {
@@ -51,6 +53,22 @@ class ConvolutionLibrary {
   // As Prepared::run; `bytes` of workspace, as workspace() told.
   virtual Answer run(const Described& described, int number, const void* a, const void* b, void* out, void* workspace,
                      uint64_t bytes) = 0;
+
+  // An engine's configuration for one convolution, with what the engine notes of itself; ready to run.
+  class Planned {
+   public:
+    virtual ~Planned() = default;
+    EngineConfiguration configuration;
+    uint64_t workspace = 0;
+  };
+  // What its heuristics say, the best first; `fallback`: those that run, by no order, where the others may not.
+  virtual Answer guess_engines(const Convolution& convolution, bool fused, bool fallback,
+                               std::vector<EngineConfiguration>& found) = 0;
+  virtual Answer plan(const Convolution& convolution, const EngineConfiguration& configuration,
+                      std::unique_ptr<Planned>& planned) = 0;
+  // Where it ran with the same pointers before, nothing is allocated.
+  virtual Answer run(Planned& planned, const void* a, const void* b, const void* bias, void* out, void* workspace) = 0;
+
   // Whether the queue does what it is asked, after a call that failed; false while it is captured.
   virtual bool still_works() noexcept = 0;
   virtual Bytes memory() = 0;  // the GPU's
@@ -58,8 +76,11 @@ class ConvolutionLibrary {
   bool has_offered = false;  // any algorithm, to any convolution
 };
 
-// The best guess first; none where cuDNN takes the convolution by none. What needs more workspace than the GPU has memory
-// is none.
+// The best guess first, the fixed functions before the engines; none where cuDNN takes the convolution by none. What needs
+// more workspace than the GPU has memory is left out. Of engines, those that cuDNN's heuristics name first, so many of each
+// precision, and those that add the bias before those that do not. Without engines that round to less than TF32, and
+// without those that compile a kernel.
+inline constexpr int kMostEngines = 10;
 std::vector<ConvolutionAlgorithm> list_algorithms(ConvolutionLibrary& library, const Convolution& convolution,
                                                   bool tf32);
 // One of these. Throws Error(unsupported) where it does not run after all. The library outlives it.

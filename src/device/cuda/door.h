@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 7;
+inline constexpr int kDoorVersion = 8;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -47,21 +47,31 @@ struct Facts {
   Bytes cache;        // the last before memory
 };
 
-// A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none.
+// A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none. Images may have a
+// depth: x[n,c,d,h,w], y[n,k,od,oh,ow], w[k,c/groups,q,r,s]; these lie row-major.
 struct Convolution {
   enum class Pass : uint8_t { forward, backward_data, backward_weights } pass = Pass::forward;
   bool channels_last = false;
   int64_t n = 1, c = 1, h = 1, w = 1, k = 1, oh = 1, ow = 1, r = 1, s = 1, groups = 1;
   int64_t stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   int64_t top = 0, left = 0, bottom = 0, right = 0;
+  bool deep = false;
+  int64_t d = 1, od = 1, q = 1, stride_d = 1, dilation_d = 1, front = 0, rear = 0;
+  bool bias = false, relu = false;  // what is added to y, and then done with it, by algorithms that do it (`fused`)
+
+  int64_t x_elements() const { return n * c * d * h * w; }
+  int64_t y_elements() const { return n * k * od * oh * ow; }
+  int64_t w_elements() const { return k * (c / groups) * q * r * s; }
 };
 
-// One of cuDNN's algorithms for a convolution.
+// One of cuDNN's algorithms for a convolution: of its fixed functions, or a configuration of an engine
+// (convolution_engines.h).
 struct ConvolutionAlgorithm {
-  std::string name;  // "implicit_precomp_gemm"
-  int number = 0;
+  std::string name;  // "implicit_precomp_gemm", "eng38_k2=1_k13=0"
+  int number = 0;    // of the fixed functions; an engine has its name
   bool tf32 = false;
   bool deterministic = true;
+  bool fused = false;  // adds the bias, and ends with the ReLU
   Bytes workspace;
 };
 
@@ -82,7 +92,8 @@ class Prepared {
  public:
   virtual ~Prepared() = default;
   virtual Bytes workspace() const = 0;
-  // a, b, out: x, w, y of a forward convolution; dy, w, dx; x, dy, dw; a, b, out of a product. bias may be null.
+  // a, b, out: x, w, y of a forward convolution; dy, w, dx; x, dy, dw; a, b, out of a product. bias may be null, and is not
+  // read where the convolution is not `fused`.
   virtual void run(const void* a, const void* b, const void* bias, void* out, void* workspace) = 0;
 };
 

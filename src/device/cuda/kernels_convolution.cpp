@@ -1,10 +1,11 @@
 // Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
-// that is exact (padding that differs between two sides, images with depth). A transposed convolution is the other one's gradient, with
-// the same weights.
+// that is exact. A transposed convolution is the other one's gradient, with the same weights.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "device/cuda/convolution_engines.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/slide.h"
 #include "plimsoll/error.h"
@@ -37,7 +38,15 @@ constexpr KnownAlgorithm kKnown[] = {
 constexpr KnownAlgorithm kOther{"", Algorithm::direct, 0.4, 0.4};
 constexpr double kDirectEfficiency = 0.02;
 
+// What kind of kernel an engine has is not known but for these. So where nothing is measured, the fixed functions that are known
+// to be fast come first.
+constexpr KnownAlgorithm kEngine{"", Algorithm::gemm, 0.6, 0.5}, kWinogradEngine{"", Algorithm::winograd, 0.65, 0.5},
+    kFftEngine{"", Algorithm::fft, 0.25, 0.2};
+
 const KnownAlgorithm& known_algorithm(std::string_view name) {
+  if (const auto engine = parse_engine(name)) {
+    return engine->winograd ? kWinogradEngine : engine->fft ? kFftEngine : kEngine;
+  }
   for (const KnownAlgorithm& known : kKnown) {
     if (known.name == name) return known;
   }
@@ -67,6 +76,8 @@ Roles roles_of(const Op& op) {
   return {Pass::backward_weights, in(1), out(0), in(0), false, summed, true};  // ConvTransposeBackwardWeights
 }
 
+bool has_relu(const Op& op) { return op.attributes.text("activation", "none") == "relu"; }
+
 bool is_deep(const Graph& graph, const Roles& roles) { return graph.tensor(roles.x).shape.size() == 5; }
 
 Layout weights_layout(const Graph& graph, const Roles& roles, LayoutFamily family) {
@@ -79,36 +90,55 @@ Layout images_layout(const Graph& graph, const Roles& roles, LayoutFamily family
   return family_layout(family, graph.tensor(roles.x).shape.size());
 }
 
-Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
+// The window of a convolution between two images, as its attributes and the images' sizes say.
+Window window_of(const Graph& graph, const Op& op, const Roles& roles) {
   const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
-  const auto stride = op.attributes.integers("stride", {1, 1}), dilation = op.attributes.integers("dilation", {1, 1});
-  const auto padding = op.attributes.integers("padding", {0, 0, 0, 0});
+  Window window = read_window(op.attributes, Shape(w.end() - std::ssize(x) + 2, w.end()), image_size(x));
+  const std::vector<WindowAxis*> axes = window.axes();
+  for (size_t i = 0; i < axes.size(); ++i) axes[i]->out = y[i + 2];
+  return window;
+}
+
+Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
+  const Window window = window_of(graph, op, roles);
   return {.pass = roles.pass,
           .channels_last = channels_last,
-          .n = x[0],
-          .c = x[1],
-          .h = x[2],
-          .w = x[3],
-          .k = y[1],
-          .oh = y[2],
-          .ow = y[3],
-          .r = w[w.size() - 2],
-          .s = w[w.size() - 1],
+          .n = graph.tensor(roles.x).shape[0],
+          .c = graph.tensor(roles.x).shape[1],
+          .h = window.h.in,
+          .w = window.w.in,
+          .k = graph.tensor(roles.y).shape[1],
+          .oh = window.h.out,
+          .ow = window.w.out,
+          .r = window.h.kernel,
+          .s = window.w.kernel,
           .groups = op.attributes.integer("groups", 1),
-          .stride_h = stride.at(0),
-          .stride_w = stride.at(1),
-          .dilation_h = dilation.at(0),
-          .dilation_w = dilation.at(1),
-          .top = padding.at(0),
-          .left = padding.at(1),
-          .bottom = padding.at(2),
-          .right = padding.at(3)};
+          .stride_h = window.h.stride,
+          .stride_w = window.w.stride,
+          .dilation_h = window.h.dilation,
+          .dilation_w = window.w.dilation,
+          .top = window.h.before,
+          .left = window.w.before,
+          .bottom = window.h.after,
+          .right = window.w.after,
+          .deep = window.deep,
+          .d = window.d.in,
+          .od = window.d.out,
+          .q = window.d.kernel,
+          .stride_d = window.d.stride,
+          .dilation_d = window.d.dilation,
+          .front = window.d.before,
+          .rear = window.d.after,
+          .bias = roles.bias_added && roles.pass == Pass::forward,
+          .relu = has_relu(op)};
 }
 
 std::string key_of(const Convolution& c) {
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass),
-                     c.channels_last, c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w,
-                     c.dilation_h, c.dilation_w, c.top, c.left, c.bottom, c.right);
+  return fmt::format("{} {} {} {} {}", static_cast<int>(c.pass), c.channels_last, c.deep, c.bias, c.relu) +
+         fmt::format(" {} {} {} {} {} {} {} {}", c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.groups) +
+         fmt::format(" {} {} {} {} {} {}", c.r, c.s, c.stride_h, c.stride_w, c.dilation_h, c.dilation_w) +
+         fmt::format(" {} {} {} {}", c.top, c.left, c.bottom, c.right) +
+         fmt::format(" {} {} {} {} {} {} {}", c.d, c.od, c.q, c.stride_d, c.dilation_d, c.front, c.rear);
 }
 
 std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
@@ -123,13 +153,34 @@ void forget(const Context& context, const Convolution& convolution, const Convol
   const std::lock_guard lock(context.mutex);
   const auto known = context.algorithms.find(key_of(convolution));
   if (known == context.algorithms.end()) return;
-  std::erase_if(known->second, [&](const ConvolutionAlgorithm& a) {
-    return a.number == algorithm.number && a.tf32 == algorithm.tf32;
-  });
+  std::erase_if(known->second,
+                [&](const ConvolutionAlgorithm& a) { return a.name == algorithm.name && a.tf32 == algorithm.tf32; });
 }
 
 std::string name_of(const ConvolutionAlgorithm& algorithm) {
   return fmt::format("{}{}{}", kLibrary, algorithm.name, algorithm.tf32 ? kTf32 : "");
+}
+
+// An engine is known by its name: what the heuristics of another process said of it is not asked for again.
+std::optional<ConvolutionAlgorithm> find_algorithm(const Context& context, const Convolution& convolution,
+                                                   std::string_view kernel) {
+  if (!kernel.starts_with(kLibrary)) return std::nullopt;
+  std::string_view name = kernel.substr(kLibrary.size());
+  const bool tf32 = name.ends_with(kTf32);
+  if (tf32) name.remove_suffix(kTf32.size());
+  if (tf32 && !context.tf32) return std::nullopt;
+  if (const auto engine = parse_engine(name)) {
+    if (engine->fused && !convolution.bias) return std::nullopt;
+    return ConvolutionAlgorithm{.name = std::string(name),
+                                .tf32 = tf32,
+                                .deterministic = engine->deterministic,
+                                .fused = engine->fused,
+                                .workspace = {}};
+  }
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution)) {
+    if (a.name == name && a.tf32 == tf32) return a;
+  }
+  return std::nullopt;
 }
 
 // The pieces of the sums over dy that a weight gradient with a bias needs: dy is the op's second input in both kinds.
@@ -163,22 +214,13 @@ Image rows_of_planes(const Op& op, const Tensor& tensor) {
   return with_pixels(image);
 }
 
-// The window of a convolution between two images, as its attributes and the images' sizes say.
-Window window_of(const Graph& graph, const Op& op, const Roles& roles) {
-  const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
-  Window window = read_window(op.attributes, Shape(w.end() - std::ssize(x) + 2, w.end()), image_size(x));
-  const std::vector<WindowAxis*> axes = window.axes();
-  for (size_t i = 0; i < axes.size(); ++i) axes[i]->out = y[i + 2];
-  return window;
-}
-
 class ConvolutionKernel : public CudaKernel {
  public:
   ConvolutionKernel(const Context& context, const Graph& graph, const Op& op)
       : CudaKernel(context, graph, op),
         roles_(roles_of(op)),
         layout_(layout_of(graph, op, roles_)),
-        relu_(op.attributes.text("activation", "none") == "relu") {
+        relu_(has_relu(op)) {
     const Tensor& out = graph.tensor(op.outputs[0]);
     out_count_ = element_count(out.shape);
     if (roles_.bias_added) out_image_ = image_of(op, out);
@@ -210,11 +252,8 @@ class CudnnKernel final : public ConvolutionKernel {
       : ConvolutionKernel(context, graph, op),
         context_(context),
         convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())) {
-    if (is_deep(graph, roles_)) throw_no_kernel(op, kernel);
-    const auto algorithms = algorithms_of(context, convolution_);
-    const auto found = std::find_if(algorithms.begin(), algorithms.end(),
-                                    [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
-    if (found == algorithms.end()) throw_no_kernel(op, kernel);
+    const std::optional<ConvolutionAlgorithm> found = find_algorithm(context, convolution_, kernel);
+    if (!found) throw_no_kernel(op, kernel);
     algorithm_ = *found;
     try {
       prepared_ = context.door->prepare(convolution_, algorithm_);
@@ -229,12 +268,13 @@ class CudnnKernel final : public ConvolutionKernel {
   void work() override {
     try {
       if (!prepared_) throw Error(ErrorCode::unsupported, refusal_);
-      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
-                     scratch<void>());
+      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1),
+                     algorithm_.fused ? input(2) : nullptr, output(0), scratch<void>());
     } catch (const Error& error) {
       if (error.code() == ErrorCode::unsupported) forget(context_, convolution_, algorithm_);
       throw;
     }
+    if (algorithm_.fused) return;
     if (roles_.bias_added) {
       launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = out_image_, .relu = relu_}, out_count_);
     } else if (relu_) {
@@ -300,7 +340,7 @@ class DirectKernel final : public ConvolutionKernel {
 std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& graph, const Op& op,
                                           LayoutFamily family) {
   const Roles roles = roles_of(op);
-  const bool last = family == LayoutFamily::channels_last;
+  const bool last = family == LayoutFamily::channels_last && !is_deep(graph, roles);
   const Bytes bias_room =
       roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), images_layout(graph, roles, family)))
                         : Bytes{};
@@ -314,9 +354,7 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
     return list.emplace_back(std::move(spec));
   };
-  std::vector<ConvolutionAlgorithm> algorithms;
-  if (!is_deep(graph, roles)) algorithms = algorithms_of(context, convolution_of(graph, op, roles, last));
-  for (const ConvolutionAlgorithm& a : algorithms) {
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
     const KnownAlgorithm& known = known_algorithm(a.name);
     KernelSpec& spec = add(name_of(a), a.workspace);
     spec.exact = a.deterministic && !a.tf32;

@@ -1,5 +1,5 @@
-// Convolutions by cuDNN's fixed functions, which name their algorithms and the workspace of each. What their statuses mean is
-// said in convolution_library.h.
+// Convolutions by cuDNN's fixed functions, which name their algorithms and the workspace of each; those by its engines are in
+// cudnn_engines.cpp. What their statuses mean is said in convolution_library.h.
 #include <fmt/format.h>
 #include <link.h>
 
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "device/cuda/cudnn_files.h"
+#include "device/cuda/module/cudnn_engines.h"
 #include "device/cuda/module/libraries.h"
 
 namespace plimsoll::cuda {
@@ -23,18 +24,6 @@ constexpr const char* kBackwardWeights[] = {"algo_0",    "algo_1", "fft", "algo_
 static_assert(std::size(kForward) == CUDNN_CONVOLUTION_FWD_ALGO_COUNT);
 static_assert(std::size(kBackwardData) == CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT);
 static_assert(std::size(kBackwardWeights) == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT);
-
-// With cuDNN's numbers, the call that failed, and what cuDNN says of it.
-Answer answer_of(cudnnStatus_t status, const char* call) {
-  if (status == CUDNN_STATUS_SUCCESS) return {};
-  const std::string_view text = call;
-  return {static_cast<int>(status), std::string(text.substr(0, text.find('('))) + ": " + reason_of(status)};
-}
-// Returns the answer of a call that is not done.
-#define PLIMSOLL_ASK(call)                                                        \
-  do {                                                                            \
-    if (Answer answer = answer_of(call, #call); !answer.is_done()) return answer; \
-  } while (false)
 
 class Descriptors final : public ConvolutionLibrary::Described {
  public:
@@ -80,7 +69,7 @@ std::string name_of(Pass pass, int number) {
 
 class Cudnn final : public ConvolutionLibrary {
  public:
-  Cudnn(cudnnHandle_t handle, cudaStream_t stream) : handle_(handle), stream_(stream) {
+  Cudnn(cudnnHandle_t handle, cudaStream_t stream) : handle_(handle), stream_(stream), engines_(handle, nullptr) {
     size_t free = 0, total = 0;
     PLIMSOLL_CUDA(cudaMemGetInfo(&free, &total));
     memory_ = {static_cast<int64_t>(total)};
@@ -197,6 +186,18 @@ class Cudnn final : public ConvolutionLibrary {
     return {};
   }
 
+  Answer guess_engines(const Convolution& convolution, bool fused, bool fallback,
+                       std::vector<EngineConfiguration>& found) override {
+    return engines_.guess(convolution, fused, fallback, found);
+  }
+  Answer plan(const Convolution& convolution, const EngineConfiguration& configuration,
+              std::unique_ptr<Planned>& planned) override {
+    return engines_.plan(convolution, configuration, planned);
+  }
+  Answer run(Planned& planned, const void* a, const void* b, const void* bias, void* out, void* workspace) override {
+    return engines_.run(planned, a, b, bias, out, workspace);
+  }
+
   bool still_works() noexcept override {
     static_cast<void>(cudaGetLastError());  // what cuDNN left: told already
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -208,6 +209,7 @@ class Cudnn final : public ConvolutionLibrary {
  private:
   cudnnHandle_t handle_;
   cudaStream_t stream_;
+  CudnnEngines engines_;
   Bytes memory_;
 };
 

@@ -18,6 +18,19 @@ inline void* aligned_workspace(void* workspace) {
   return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
 }
 
+// With cuDNN's numbers, the call that failed, and what cuDNN says of it.
+inline Answer answer_of(cudnnStatus_t status, std::string_view call) {
+  if (status == CUDNN_STATUS_SUCCESS) return {};
+  return {static_cast<int>(status), std::string(call) + ": " + reason_of(status)};
+}
+// Returns the answer of a call that is not done.
+#define PLIMSOLL_ASK(call)                                                                        \
+  do {                                                                                            \
+    constexpr std::string_view text = #call;                                                      \
+    const cudnnStatus_t status = call;                                                            \
+    if (status != CUDNN_STATUS_SUCCESS) return answer_of(status, text.substr(0, text.find('('))); \
+  } while (false)
+
 // Throws Error(unsupported) where cuDNN's parts are not all of one version.
 void require_one_cudnn();
 std::string cudnn_version(size_t number);  // 91900 is "9.19.0"
