@@ -514,7 +514,7 @@ def test_messages_name_arguments():
         compiled(Squares(), memory="64B")
 
 
-class Table(nn.Module):
+class SparseTable(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
@@ -525,7 +525,7 @@ class Table(nn.Module):
 
 
 def test_a_sparse_embedding_trains_as_a_dense_one():
-    assert losses_of(Table) == pytest.approx(pytorchs(Table), rel=1e-5)
+    assert losses_of(SparseTable) == pytest.approx(pytorchs(SparseTable), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_a_sparse_embedding_trains_as_a_dense_one():
     [(lambda p: torch.optim.AdamW(p), "AdamW"), (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), "SGD with weight decay")],
 )
 def test_sparse_gradients_are_refused_where_pytorch_refuses_them(make, name):
-    model = Table()
+    model = SparseTable()
     optimizer = make(model.parameters())
     model(next(iter(batches()))).backward()
     with pytest.raises(RuntimeError):
