@@ -150,7 +150,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     chosen = choices[best_index];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
-      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits)
+      if (find_policy(options.policy).name == "auto" && options.state_homes.empty() && !options.first_that_fits)
         upgrade_others(best, flow, choices);
     }
   }
@@ -224,9 +224,19 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   return best;
 }
 
+// What does not fit as it is may need less in another order of its steps.
+void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
+  Wanted wanted{.policy = options.policy, .only_to_fit = true};
+  if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
+  std::optional<Attempt> other = reordered(best, options.memory, device, costs, options, wanted);
+  if (other && is_better(*other, best)) best = *std::move(other);
+}
+
 // All of these; the plan that is taken is placed with more effort than those that it was chosen among.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Attempt best = search_in_flight(network, device, costs, options);
+  reorder(best, device, costs, options);
   place_again(best, device, costs, options);
   return best;
 }
@@ -608,7 +618,9 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
                          [&] {
-                           return make_attempt(laid, device, costs, options, {options.policy, true});
+                           Attempt best = make_attempt(laid, device, costs, options, {options.policy, true});
+                           reorder(best, device, costs, options);
+                           return best;
                          },
                          options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
