@@ -56,13 +56,13 @@ class LeastSearch {
     const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
     std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
     tiers_ = tiers;
+    auto_ = find_policy(options.policy).name == "auto";
   }
   const CostTable& costs() const { return costs_; }
   const CompileOptions& options() const { return options_; }
 
   void consider(const LaidOut& laid, Bytes enough) {
     if (!seen_.insert(identity(laid)).second) return;
-    auto_ = find_policy(options_.policy).name == "auto";
     if (auto_) {
       take(attempt(laid, enough));
       return;
@@ -198,8 +198,8 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
 Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                  Bytes enough) {
   LeastSearch search(device, costs, options);
-  search.consider(laid, enough);
-  search.consider_reordered(laid, enough);
+  search.consider_reordered(laid, enough);  // the listed order was chosen by nobody for its memory
+  if (!search.fits(enough)) search.consider(laid, enough);
   return search.result(device, costs);
 }
 

@@ -13,8 +13,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kLowered = 0.97;  // of the peak: what lies above that is made less
-constexpr double kWorthIt = 0.99;  // of the given order's peak, which another must not be above
+constexpr double kLowered = 0.97;       // of the peak: what lies above that is made less
+constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
 constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
 constexpr int kSweeps = 12;
 constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes
@@ -126,9 +126,8 @@ class Order {
     int64_t bytes = across + step.workspace;
     for (const int32_t v : step.outputs) {
       if (!adds(v)) continue;
-      const bool in_place = std::ranges::any_of(step.in_place, [&](const TimelineInPlace& pair) {
-        return pair.output == v && dies_at(pair.input, s);
-      });
+      const bool in_place = std::ranges::any_of(
+          step.in_place, [&](const TimelineInPlace& pair) { return pair.output == v && dies_at(pair.input, s); });
       if (!in_place) bytes += timeline_->values[v].bytes;
     }
     return bytes;

@@ -36,8 +36,7 @@ int64_t least_peak(const Graph& graph, const ValueTimeline& timeline) {
     int64_t bytes = 0;
     for (const TimelineValue& value : timeline.values) {
       const bool made = value.producer < 0 || has_run(set, value.producer);
-      const bool wanted =
-          value.at_end || std::ranges::any_of(value.uses, [&](int32_t s) { return !has_run(set, s); });
+      const bool wanted = value.at_end || std::ranges::any_of(value.uses, [&](int32_t s) { return !has_run(set, s); });
       if (made && wanted) bytes += value.bytes;
     }
     return bytes;
