@@ -119,6 +119,7 @@ class TrainingStep {
   std::span<std::byte> state_bytes(std::string_view name);
   // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
   void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
+  void read_state(std::string_view name, Bytes offset, std::span<std::byte> into) const;
   TensorSource state_source() const;  // for save_checkpoint
   // Whether other ranks have a part of some state. Then what reads a state, here and state() above, is done by all ranks
   // together, in one order; each gets the whole.
@@ -139,6 +140,7 @@ class TrainingStep {
 
  private:
   size_t find_state(std::string_view name) const;
+  void expect_within(size_t i, Bytes offset, size_t bytes) const;
   TensorId find_tensor(std::span<const TensorId> among, std::string_view what, std::string_view name) const;
   template <class Byte, class Action>
   void for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const;

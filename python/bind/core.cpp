@@ -33,7 +33,10 @@ namespace {
 
 using nlohmann::json;
 using ReadOnlyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using WritableArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using NumpyArray = nb::ndarray<nb::numpy>;
+
+constexpr size_t kPieceOfState = 16 << 20;
 
 // The library's messages name the command line's flags; here they are arguments.
 std::string with_arguments(const std::string& text) {
@@ -270,6 +273,14 @@ class Step {
     }
     return to_array(std::move(state));
   }
+  // The same into an array of the caller's, some of it at a time: a large state is nowhere a second time.
+  void read_state(const std::string& name, const WritableArray& array) const {
+    const std::span<std::byte> bytes(static_cast<std::byte*>(array.data()), array.nbytes());
+    const nb::gil_scoped_release released;
+    for (size_t at = 0; at < bytes.size(); at += kPieceOfState)
+      step().read_state(name, {static_cast<int64_t>(at)},
+                        bytes.subspan(at, std::min(kPieceOfState, bytes.size() - at)));
+  }
   // Names of the states that the ranks have divided among them.
   std::vector<std::string> divided() const {
     std::vector<std::string> names;
@@ -382,6 +393,7 @@ NB_MODULE(_core, m) {
       .def("evaluate", &Step::evaluate)
       .def("evaluation_output", &Step::evaluation_output)
       .def("state", &Step::state)
+      .def("read_state", &Step::read_state)
       .def("set_state", &Step::set_state)
       .def("state_view", &Step::state_view)
       .def("output", &Step::output)

@@ -427,8 +427,10 @@ class Step:
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
-        dtype = DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
-        self._core.set_state(name, value.detach().to(device="cpu", dtype=dtype).contiguous().numpy())
+        self._core.set_state(name, value.detach().to(device="cpu", dtype=self._dtype(name)).contiguous().numpy())
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
 
     def _view(self, name: str) -> Optional[Tensor]:
         """The state where the step has it, if it lies there as an array does."""
@@ -502,7 +504,7 @@ class Step:
             for name, tensor in self._own().items():
                 view = self._view(name)
                 if name not in left and (view is None or tensor.data_ptr() != view.data_ptr()):
-                    tensor.copy_(self._get(name).reshape(tensor.shape))
+                    self._read_into(tensor, name)
                     self._rest(tensor)
 
     def _read_optimizer(self, left: set[str]) -> None:
@@ -513,7 +515,7 @@ class Step:
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
-                state[theirs] = (self._kept(self._get(core_name)) if view is None else view).reshape(parameter.shape)
+                state[theirs] = self._new(parameter.shape, core_name) if view is None else view.reshape(parameter.shape)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
 
@@ -531,30 +533,38 @@ class Step:
                 if isinstance(value, Tensor) and value.data_ptr() in ours:
                     state[key] = self._copied(value)
 
-    def _kept(self, value: Tensor) -> Tensor:
-        """A tensor that nobody else has, where large ones of the module's may lie."""
-        copy = self._in_file(value)
-        return value if copy is None else copy
+    def _new(self, shape: torch.Size, name: str) -> Tensor:
+        """A state's values in a tensor of its own."""
+        tensor = self._empty_like(torch.empty(shape, dtype=self._dtype(name), device="meta"))
+        self._read_into(tensor, name)
+        self._rest(tensor)
+        return tensor
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        copy = self._in_file(tensor)
-        return tensor.clone() if copy is None else copy
+        copy = self._empty_like(tensor)
+        copy.copy_(tensor)
+        self._rest(copy)
+        return copy
 
-    def _in_file(self, tensor: Tensor) -> Optional[Tensor]:
-        """A copy there; None where it is to lie in memory, or the folder is gone, or full."""
-        if self._files is None or not self._files.takes(tensor):
-            return None
-        try:
-            return self._files.copy_of(tensor)
-        except OSError:
-            return None
+    def _empty_like(self, tensor: Tensor) -> Tensor:
+        """Where large ones of the module's may lie: in a file, or, where none is wanted, or the folder is gone or full, in memory."""
+        if self._files is not None and self._files.takes(tensor):
+            try:
+                return self._files.empty_like(tensor)
+            except OSError:
+                pass
+        return torch.empty_like(tensor, device="cpu")
 
     def _rest(self, tensor: Tensor) -> None:
         if self._files is not None:
             self._files.rest(tensor)
 
-    def _get(self, name: str) -> Tensor:
-        return torch.from_numpy(self._core.state(name))
+    def _read_into(self, tensor: Tensor, name: str) -> None:
+        """A state's values, some at a time where the tensor takes them as they are."""
+        if tensor.device.type == "cpu" and tensor.dtype == self._dtype(name) and tensor.is_contiguous():
+            self._core.read_state(name, tensor.detach().numpy())
+        else:
+            tensor.copy_(torch.from_numpy(self._core.state(name)).reshape(tensor.shape))
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""

@@ -173,3 +173,22 @@ def test_tensors_of_another_step_stay_where_they_are(tmp_path):
         wanted.backward()
         theirs.step()
         assert value == pytest.approx(wanted.item(), rel=2e-4)
+
+
+def test_a_large_state_is_read_some_at_a_time(tmp_path):
+    width = 4096
+    one = width * width * 4
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(1)
+    example = torch.randn(4, width), torch.randint(0, 10, (4,))
+    step = plimsoll.compile(model, optimizer, loss=loss, example=example, spill=f"{tmp_path}:2GiB", memory="210MiB", **LIMITS)
+    step(example)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew
+    before = resident()
+    step.sync()
+    moments = optimizer.state[model[0].weight]
+    assert status("VmHWM") - before < 1.6 * one  # the file's pages, and a piece beside them
+    assert moments["exp_avg"].untyped_storage().filename is not None and moments["exp_avg_sq"].abs().sum() > 0

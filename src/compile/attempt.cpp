@@ -9,6 +9,7 @@
 #include "plan/bounds.h"
 #include "plan/overlap.h"
 #include "plan/remat/time_bound.h"
+#include "plan/reorder.h"
 #include "plan/room.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
@@ -18,8 +19,9 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kMostRunsOfAStep = 3;   // in plans worth having
-constexpr double kSaidToBeLeast = 0.98;  // of what a sketch takes with faster kernels
+constexpr double kMostRunsOfAStep = 3;          // in plans worth having
+constexpr int64_t kReorderEffort = 20'000'000;  // exchanges of neighbours
+constexpr double kSaidToBeLeast = 0.98;         // of what a sketch takes with faster kernels
 
 PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
                       const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -55,6 +57,19 @@ Route route_of(const Graph& graph, const CompileOptions& options) {
   return advance_gathers(graph, delay_updates(graph, make_route(graph), in_flight), in_flight);
 }
 
+bool may_reorder(const std::string& policy) {
+  if (find_policy(policy).name != "auto") return false;
+  const std::map<std::string, std::string> chosen = policy_options(policy);
+  const auto order = chosen.find("order");
+  return order == chosen.end() || order->second == "any";
+}
+
+Route route_of(const ValueTimeline& timeline) {
+  Route route;
+  for (const TimelineStep& step : timeline.steps) route.order.push_back(step.op);
+  return route;
+}
+
 }  // namespace
 
 std::string identity(const LaidOut& laid) {
@@ -66,7 +81,7 @@ std::string identity(const LaidOut& laid) {
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted) {
   auto& [graph, layouts] = laid;
-  const Route route = route_of(graph, options);
+  const Route route = wanted.timeline ? route_of(*wanted.timeline) : route_of(graph, options);
   const PolicyInput input = input_for(graph, route, layouts.kernels, device, costs, options, wanted);
   PlanOrInfeasible result = find_policy(wanted.policy).plan(input);
   if (Plan* plan = std::get_if<Plan>(&result)) {
@@ -76,12 +91,26 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
+std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options, Wanted wanted) {
+  if (!may_reorder(wanted.policy) || attempt.graph.op_count() == 0) return std::nullopt;
+  const std::vector<KernelChoice>& kernels = attempt.layouts.kernels;
+  const Route given = route_of(attempt.graph, options);
+  wanted.timeline = {};
+  const PolicyInput input = input_for(attempt.graph, given, kernels, device, costs, options, wanted);
+  const auto effort = static_cast<int64_t>(static_cast<double>(kReorderEffort) * options.search_effort);
+  const std::optional<Route> route = reorder_for(attempt.graph, *input.timeline, budget.count, effort);
+  if (!route) return std::nullopt;
+  wanted.timeline = input_for(attempt.graph, *route, kernels, device, costs, options, wanted).timeline;
+  return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
+}
+
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
   if (!attempt.feasible()) return;
-  const Route route = route_of(attempt.graph, options);
+  Plan& plan = std::get<Plan>(attempt.result);
+  const Route route = route_of(plan);
   const PolicyInput input =
       input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy});
-  Plan& plan = std::get<Plan>(attempt.result);
   place_again(input, plan);
   if (plan.collectives.empty()) return;
   plan.collectives.clear();  // other bytes are waited for
@@ -93,14 +122,16 @@ Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& 
   const Route route = route_of(laid.graph, options);
   const PolicyInput input =
       input_for(laid.graph, route, laid.layouts.kernels, device, costs, options, {options.policy});
-  return {least_live(*input.timeline, !input.device.tiers.empty())};
+  const bool tiers = !input.device.tiers.empty();
+  return {may_reorder(options.policy) ? least_live_in_any_order(laid.graph, *input.timeline, tiers)
+                                      : least_live(*input.timeline, tiers)};
 }
 
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,
                 int64_t effort) {
   const Plan& plan = attempt.plan();
   if (plan.link.ranks > 1 || plan.cores.inter_op > 1) return plan.predicted.lower_bound_ms;  // steps run beside others
-  const Route route = route_of(attempt.graph, options);
+  const Route route = route_of(plan);
   const PolicyInput input =
       input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy});
   const std::vector<TierInfo>& tiers = input.device.tiers;

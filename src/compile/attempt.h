@@ -46,10 +46,15 @@ struct Wanted {
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted);
 
+// By the same kernels, the steps in an order in which less lies above `budget`: nothing where none is found, or where the
+// policy takes steps as they come.
+std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options, Wanted wanted);
+
 // The offsets of the plan that is taken of many that were made `only_to_fit`.
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 
-// No plan by these kernels in the order of the route needs less.
+// No plan by these kernels needs less, in any order of the steps that the policy may take.
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 // No plan of the attempt's steps within the budget takes less. `effort`: things looked at.

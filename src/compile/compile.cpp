@@ -150,7 +150,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     chosen = choices[best_index];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
-      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits)
+      if (find_policy(options.policy).name == "auto" && options.state_homes.empty() && !options.first_that_fits)
         upgrade_others(best, flow, choices);
     }
   }
@@ -224,9 +224,19 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   return best;
 }
 
+// What does not fit as it is may need less in another order of its steps.
+void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
+  Wanted wanted{.policy = options.policy, .only_to_fit = true};
+  if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
+  std::optional<Attempt> other = reordered(best, options.memory, device, costs, options, wanted);
+  if (other && is_better(*other, best)) best = *std::move(other);
+}
+
 // All of these; the plan that is taken is placed with more effort than those that it was chosen among.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Attempt best = search_in_flight(network, device, costs, options);
+  reorder(best, device, costs, options);
   place_again(best, device, costs, options);
   return best;
 }
@@ -595,6 +605,22 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   return whole;
 }
 
+namespace {
+
+// The order in which ops are listed was chosen by nobody for its memory: another is looked at first.
+Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable& costs,
+                      const CompileOptions& options) {
+  Wanted wanted{options.policy, true};
+  std::optional<Attempt> other =
+      reordered({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
+  if (other && is_free_of_charge(*other)) return *std::move(other);
+  if (other && other->feasible()) wanted.faster_than_ms = other->plan().predicted.step_time_ms;
+  Attempt listed = make_attempt(laid, device, costs, options, wanted);
+  return other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
+}
+
+}  // namespace
+
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
                                                 const CostTable& costs, const CompileOptions& asked) {
   CompileOptions options = asked;
@@ -607,10 +633,8 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   if (options.as_listed) lower_bound = std::max(lower_bound, least_live_of(laid, device, costs, options));
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
-                         [&] {
-                           return make_attempt(laid, device, costs, options, {options.policy, true});
-                         },
-                         options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
+                         [&] { return search_orders(laid, device, costs, options); }, options,
+                         laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
   return result;

@@ -56,13 +56,13 @@ class LeastSearch {
     const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
     std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
     tiers_ = tiers;
+    auto_ = find_policy(options.policy).name == "auto";
   }
   const CostTable& costs() const { return costs_; }
   const CompileOptions& options() const { return options_; }
 
   void consider(const LaidOut& laid, Bytes enough) {
     if (!seen_.insert(identity(laid)).second) return;
-    auto_ = find_policy(options_.policy).name == "auto";
     if (auto_) {
       take(attempt(laid, enough));
       return;
@@ -86,6 +86,15 @@ class LeastSearch {
       if (fits(enough)) return;
     }
   }
+  // The same in another order of its steps, which follows from the graph and not from who asks.
+  void consider_reordered(const LaidOut& laid, Bytes enough) {
+    if (!auto_ || fits(enough) || !reordered_.insert(identity(laid)).second) return;
+    options_.memory = enough;
+    std::optional<Attempt> other =
+        reordered({laid.graph, laid.layouts, Infeasible{}}, least_live_of(laid, device_, costs_, options_), device_,
+                  costs_, options_, wanted());
+    if (other) take(*std::move(other));
+  }
   bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
 
   Least result(const Device& device, const CostTable& costs) {
@@ -108,11 +117,13 @@ class LeastSearch {
 
   Attempt attempt(const LaidOut& laid, Bytes memory) {
     options_.memory = memory;
-    return make_attempt(laid, device_, costs_, options_,
-                        {.policy = options_.policy,
-                         .explain = true,
-                         .least_memory = true,
-                         .less_than = best_ ? best_->plan().arena : Bytes{INT64_MAX}});
+    return make_attempt(laid, device_, costs_, options_, wanted());
+  }
+  Wanted wanted() const {
+    return {.policy = options_.policy,
+            .explain = true,
+            .least_memory = true,
+            .less_than = best_ ? best_->plan().arena : Bytes{INT64_MAX}};
   }
   void take(Attempt answer) {
     if (answer.feasible()) {
@@ -126,7 +137,7 @@ class LeastSearch {
     if (says_more || needs_less) why_ = std::move(why);
   }
   Infeasible explain(const Attempt& attempt, const Device& device) const {
-    const Route route = options_.as_listed ? listed_route(attempt.graph) : make_route(attempt.graph);
+    const Route route = route_of(attempt.plan());
     const PolicyInput input{.graph = attempt.graph,
                             .route = route,
                             .kernels = attempt.layouts.kernels,
@@ -150,7 +161,7 @@ class LeastSearch {
   CompileOptions options_;
   std::vector<TierInfo> tiers_;
   std::vector<size_t> places_;
-  std::set<std::string> seen_;
+  std::set<std::string> seen_, reordered_;
   std::optional<Attempt> best_;
   Infeasible why_;
   bool auto_ = false;
@@ -176,6 +187,10 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
     search.consider(*laid, enough);
     if (search.fits(enough)) break;
   }
+  for (const Choice& choice : choices) {
+    const LaidOut* laid = flow.lay_out(choice);
+    if (laid != nullptr) search.consider_reordered(*laid, enough);
+  }
   if (!any) return {.attempt = {}, .why = std::get<Infeasible>(flow.over_limit(true).result)};
   return search.result(device, costs);
 }
@@ -183,7 +198,8 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
 Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                  Bytes enough) {
   LeastSearch search(device, costs, options);
-  search.consider(laid, enough);
+  search.consider_reordered(laid, enough);  // the listed order was chosen by nobody for its memory
+  if (!search.fits(enough)) search.consider(laid, enough);
   return search.result(device, costs);
 }
 

@@ -77,14 +77,7 @@ class Bounds {
   }
 
   void find_own() {
-    for (const TimelineStep& step : timeline_.steps) {
-      int64_t bytes = step.workspace;
-      for (int32_t v : step.inputs) bytes += timeline_.values[v].bytes;
-      for (int32_t v : step.outputs) {
-        if (!may_take_a_place(step, v)) bytes += timeline_.values[v].bytes;
-      }
-      own_.push_back(bytes);
-    }
+    for (const TimelineStep& step : timeline_.steps) own_.push_back(own_bytes(timeline_, step));
   }
 
   // Across a step lies what was written before it, is wanted behind it, and is not among its inputs.
@@ -144,6 +137,15 @@ class Bounds {
 };
 
 }  // namespace
+
+int64_t own_bytes(const ValueTimeline& timeline, const TimelineStep& step) {
+  int64_t bytes = step.workspace;
+  for (int32_t v : step.inputs) bytes += timeline.values[v].bytes;
+  for (int32_t v : step.outputs) {
+    if (!may_take_a_place(step, v)) bytes += timeline.values[v].bytes;
+  }
+  return bytes;
+}
 
 int64_t least_live(const ValueTimeline& timeline, bool tiers) {
   const Bounds bounds(timeline);

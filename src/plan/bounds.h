@@ -8,6 +8,9 @@
 
 namespace plimsoll {
 
+// That a step needs in the arena for itself.
+int64_t own_bytes(const ValueTimeline& timeline, const TimelineStep& step);
+
 // Bytes in the arena: those that the step with the most needs for itself, and, without tiers, what cannot be computed
 // again and is there all the time.
 int64_t least_live(const ValueTimeline& timeline, bool tiers);

@@ -267,4 +267,12 @@ Route listed_route(const Graph& graph) {
   return route;
 }
 
+Route route_of(const Plan& plan) {
+  Route route;
+  for (const Step& step : plan.steps) {
+    if (!step.recompute) route.order.push_back(step.op);
+  }
+  return route;
+}
+
 }  // namespace plimsoll

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plimsoll/graph.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 
@@ -15,5 +16,7 @@ struct Route {
 Route make_route(const Graph& graph);
 // The order in which the graph lists them, where that is one in which they can run.
 Route listed_route(const Graph& graph);
+// That of a plan: what runs again left out.
+Route route_of(const Plan& plan);
 
 }  // namespace plimsoll

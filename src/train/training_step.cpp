@@ -275,15 +275,23 @@ void TrainingStep::set_state(const StateTensor& state) {
   write_state(i, {}, state.elements);
 }
 
+void TrainingStep::expect_within(size_t i, Bytes offset, size_t bytes) const {
+  const int64_t size = states_[i].bytes().count;
+  if (offset.count >= 0 && offset.count <= size && static_cast<int64_t>(bytes) <= size - offset.count) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("state '{}' has {} bytes, not bytes {} to {}", states_[i].name,
+                                                    size, offset.count, offset.count + static_cast<int64_t>(bytes)));
+}
+
 void TrainingStep::set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements) {
   const size_t i = find_state(name);
-  const int64_t size = states_[i].bytes().count;
-  if (offset.count < 0 || offset.count > size || static_cast<int64_t>(elements.size()) > size - offset.count) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("state '{}' has {} bytes, not bytes {} to {}", name, size, offset.count,
-                            offset.count + static_cast<int64_t>(elements.size())));
-  }
+  expect_within(i, offset, elements.size());
   write_state(i, offset, elements);
+}
+
+void TrainingStep::read_state(std::string_view name, Bytes offset, std::span<std::byte> into) const {
+  const size_t i = find_state(name);
+  expect_within(i, offset, into.size());
+  read_state(i, offset, into);
 }
 
 // Calls action(tensor, first element in it, bytes) for each part of state number `i` that has some of `bytes`.

@@ -12,6 +12,7 @@
 
 #include "cores/relax_reuse.h"
 #include "device/tier/tier.h"
+#include "plan/reorder.h"
 #include "plan/simulate.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
@@ -150,7 +151,13 @@ class Problem {
                                                  : draw(2) == 0 ? 0.0
                                                                 : between(0.01, 0.9)});
     }
+    if (seed % 2 == 0) return;
+    if (auto other = reorder_for(graph_, make_timeline(input({INT64_MAX})), 0, 1'000'000)) {
+      route_ = *std::move(other);
+      reordered_ = true;
+    }
   }
+  bool reordered() const { return reordered_; }  // in which the steps run
 
   uint64_t draw(uint64_t below) { return random_() % below; }
   // By orders of magnitude.
@@ -212,6 +219,7 @@ class Problem {
   Graph graph_;
   std::vector<KernelChoice> kernels_;
   Route route_;
+  bool reordered_ = false;
   CostTable costs_;
   DeviceInfo machine_;
 };
@@ -253,7 +261,7 @@ void run_side_by_side(Problem& problem, Plan plan, const Content& expected, cons
 // What plans had, so that a test knows that it saw enough.
 struct Seen {
   std::map<std::string, int, std::less<>> by_policy;
-  int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0, named = 0, harmless = 0;
+  int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0, reordered = 0, named = 0, harmless = 0;
   int exact = 0, looser = 0;  // measured to need what was predicted, or less, by rules that let go of what nobody uses
 };
 
@@ -308,6 +316,7 @@ void check_run(const Policy& policy, Problem& problem, Bytes most, const Content
   run_side_by_side(problem, *plan, expected, device, spill);
   ++seen.by_policy[std::string(policy.name)];
   seen.tight += plan->arena < most;
+  seen.reordered += problem.reordered();
   seen.moving += !plan->moves.empty();
   seen.homes += !plan->homes.empty();
   seen.recomputing += plan->predicted.recompute_steps > 0;
@@ -380,6 +389,7 @@ TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
   for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes})
     EXPECT_GT(count, static_cast<int>(graphs) * 3 / 10);
   EXPECT_GT(seen.two_tiers, static_cast<int>(graphs) / 20);
+  EXPECT_GT(seen.reordered, static_cast<int>(graphs) / 2);  // plans, of all policies
   EXPECT_GT(seen.exact, 9 * seen.looser);
 }
 

@@ -10,7 +10,8 @@ namespace plimsoll {
 namespace {
 
 constexpr Policy kPolicies[] = {
-    {"auto", "the fastest of keep, recompute and copy for every tensor, and of all other policies", plan_auto},
+    {"auto", "the fastest of keep, recompute and copy for every tensor, and of all other policies", plan_auto,
+     "order=any|given"},
     {"baseline", "every tensor its own memory during the whole step (SuperNeurons, section 3)", plan_baseline},
     {"liveness", "a tensor's bytes are free after its last reader (SuperNeurons, section 3.2)", plan_liveness},
     {"superneurons",

@@ -1,0 +1,308 @@
+#include "plan/reorder.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plan/bounds.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr double kLowered = 0.97;       // of the peak: what lies above that is made less
+constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
+constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
+constexpr int kSweeps = 12;
+constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes
+
+// Which steps must be done before which: those that make what it reads, and, of one that must overwrite, all other readers.
+class Constraints {
+ public:
+  Constraints(const Graph& graph, const ValueTimeline& timeline)
+      : before_(timeline.steps.size()), after_(timeline.steps.size()) {
+    for (int32_t s = 0; s < count(); ++s) {
+      const TimelineStep& step = timeline.steps[s];
+      for (const TensorId t : graph.op(step.op).inputs) {
+        const OpId producer = graph.tensor(t).producer;
+        if (producer.valid()) before_[s].push_back(timeline.step_of[producer]);
+      }
+      for (const TimelineInPlace& pair : step.in_place) {
+        if (!pair.required) continue;
+        for (const int32_t user : timeline.values[pair.input].uses) {
+          if (user != s) before_[s].push_back(user);
+        }
+      }
+    }
+    for (int32_t s = 0; s < count(); ++s) {
+      std::ranges::sort(before_[s]);
+      before_[s].erase(std::ranges::unique(before_[s]).begin(), before_[s].end());
+      for (const int32_t b : before_[s]) after_[b].push_back(s);
+    }
+  }
+  int32_t count() const { return static_cast<int32_t>(before_.size()); }
+  const std::vector<int32_t>& before(int32_t step) const { return before_[step]; }
+  const std::vector<int32_t>& after(int32_t step) const { return after_[step]; }
+  bool waits(int32_t step, int32_t for_step) const { return std::ranges::binary_search(before_[step], for_step); }
+
+ private:
+  std::vector<std::vector<int32_t>> before_, after_;
+};
+
+// An order, and the bytes that lie in the arena during each of its steps. Two neighbours that change places change those of
+// these two alone.
+class Order {
+ public:
+  Order(const ValueTimeline& timeline, const Constraints& constraints, std::vector<int32_t> steps)
+      : timeline_(&timeline), constraints_(&constraints), steps_(std::move(steps)) {
+    find_last_uses();
+    int64_t live = 0;
+    for (const TimelineValue& value : timeline.values) {
+      if (value.producer < 0) live += value.bytes;
+    }
+    across_.push_back(live);
+    for (const int32_t s : steps_) {
+      across_.push_back(across_.back() + change(s));
+    }
+  }
+
+  int64_t score() const { return score_; }
+  int64_t peak() const {
+    int64_t most = 0;
+    for (int32_t i = 0; i < count(); ++i) most = std::max(most, during(steps_[i], across_[i]));
+    return most;
+  }
+  // What lies above so many bytes is what the score counts, and, far less, what lies there at all.
+  void aim_at(int64_t bytes) {
+    limit_ = bytes;
+    score_ = 0;
+    for (int32_t i = 0; i < count(); ++i) score_ += score(during(steps_[i], across_[i]));
+  }
+  const std::vector<int32_t>& steps() const { return steps_; }
+  int32_t count() const { return static_cast<int32_t>(steps_.size()); }
+  int32_t place_of(int32_t step) const { return place_of_[step]; }
+  bool may_swap(int32_t place) const { return !constraints_->waits(steps_[place + 1], steps_[place]); }
+
+  // The step at the place and the next.
+  void swap(int32_t place) {
+    int32_t &a = steps_[place], &b = steps_[place + 1];
+    score_ -= score(during(a, across_[place])) + score(during(b, across_[place + 1]));
+    for (const int32_t v : timeline_->steps[a].inputs) {
+      if (last_use_[v] == b) last_use_[v] = a;
+    }
+    std::swap(a, b);
+    std::swap(place_of_[a], place_of_[b]);
+    score_ += score(during(a, across_[place]));
+    across_[place + 1] = across_[place] + change(a);
+    score_ += score(during(b, across_[place + 1]));
+  }
+
+ private:
+  static constexpr int32_t kEnd = std::numeric_limits<int32_t>::max();
+
+  int64_t score(int64_t bytes) const { return kAboveCounts * std::max<int64_t>(bytes - limit_, 0) + bytes; }
+
+  void find_last_uses() {
+    last_use_.assign(timeline_->values.size(), -1);
+    place_of_.resize(steps_.size());
+    for (int32_t i = 0; i < count(); ++i) place_of_[steps_[i]] = i;
+    for (size_t v = 0; v < timeline_->values.size(); ++v) {
+      const TimelineValue& value = timeline_->values[v];
+      for (const int32_t s : value.uses) {
+        if (last_use_[v] < 0 || place_of_[s] > place_of_[last_use_[v]]) last_use_[v] = s;
+      }
+      if (value.at_end || value.state >= 0) last_use_[v] = kEnd;
+    }
+  }
+  // A state's new value lies in the bytes of the old one.
+  bool adds(int32_t value) const { return timeline_->values[value].before < 0; }
+  bool dies_at(int32_t value, int32_t step) const { return last_use_[value] == step; }
+
+  int64_t during(int32_t s, int64_t across) const {
+    const TimelineStep& step = timeline_->steps[s];
+    int64_t bytes = across + step.workspace;
+    for (const int32_t v : step.outputs) {
+      if (!adds(v)) continue;
+      const bool in_place = std::ranges::any_of(
+          step.in_place, [&](const TimelineInPlace& pair) { return pair.output == v && dies_at(pair.input, s); });
+      if (!in_place) bytes += timeline_->values[v].bytes;
+    }
+    return bytes;
+  }
+  int64_t change(int32_t s) const {
+    const TimelineStep& step = timeline_->steps[s];
+    int64_t bytes = 0;
+    for (const int32_t v : step.outputs) {
+      if (adds(v) && last_use_[v] >= 0) bytes += timeline_->values[v].bytes;
+    }
+    for (const int32_t v : step.inputs) {
+      if (dies_at(v, s)) bytes -= timeline_->values[v].bytes;
+    }
+    return bytes;
+  }
+
+  const ValueTimeline* timeline_;
+  const Constraints* constraints_;
+  std::vector<int32_t> steps_;     // by place
+  std::vector<int32_t> place_of_;  // by step
+  std::vector<int32_t> last_use_;  // by value: the step; -1 none, kEnd: it stays
+  std::vector<int64_t> across_;    // by place: what lies there between the step before and this one
+  int64_t limit_ = 0, score_ = 0;
+};
+
+// Moves the step at the place to where the order is best, looking in one direction; says whether it moved.
+bool move_to_best(Order& order, int32_t place, bool later, int64_t& effort) {
+  const int64_t begun = order.score();
+  int64_t best = begun;
+  const int32_t step = later ? 1 : -1;
+  int32_t at = place, best_at = place;
+  while ((later ? at + 1 < order.count() : at > 0) && effort > 0 && order.may_swap(later ? at : at - 1)) {
+    order.swap(later ? at : at - 1);
+    at += step;
+    --effort;
+    if (order.score() < best) {
+      best = order.score();
+      best_at = at;
+    }
+  }
+  for (; at != best_at; at -= step) order.swap(later ? at - 1 : at);
+  return best < begun;
+}
+
+int64_t share_of(int64_t bytes, double share) { return static_cast<int64_t>(share * static_cast<double>(bytes)); }
+
+void improve(Order& order, int64_t& effort) {
+  for (int sweep = 0; sweep < kSweeps && effort > 0; ++sweep) {
+    bool moved = false;
+    const bool later = sweep % 2 == 0;
+    const std::vector<int32_t> steps = order.steps();
+    const auto visit = [&](int32_t s) {
+      moved |= move_to_best(order, order.place_of(s), later, effort) ||
+               move_to_best(order, order.place_of(s), !later, effort);
+    };
+    if (later) {
+      for (size_t i = steps.size(); i-- > 0;) visit(steps[i]);
+    } else {
+      for (const int32_t s : steps) visit(s);
+    }
+    if (!moved) return;
+  }
+}
+
+// As long as it becomes lower and is above the budget.
+void lower_peak(Order& order, int64_t budget, int64_t& effort) {
+  for (int64_t peak = order.peak(); peak > budget && effort > 0;) {
+    order.aim_at(std::max(budget, share_of(peak, kLowered)));
+    improve(order, effort);
+    if (order.peak() >= peak) return;
+    peak = order.peak();
+  }
+}
+
+// Of the steps that may run, always the one that adds least, the one whose inputs are freshest where several do.
+std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const Constraints& constraints) {
+  const int32_t count = constraints.count();
+  std::vector<int32_t> waiting(count), uses_left(timeline.values.size()), order, fresh(count, 0);
+  for (int32_t s = 0; s < count; ++s) waiting[s] = static_cast<int32_t>(constraints.before(s).size());
+  for (size_t v = 0; v < timeline.values.size(); ++v)
+    uses_left[v] = static_cast<int32_t>(timeline.values[v].uses.size());
+  const auto added = [&](int32_t s) {
+    int64_t bytes = 0;
+    for (const int32_t v : timeline.steps[s].outputs) {
+      if (timeline.values[v].before < 0) bytes += timeline.values[v].bytes;
+    }
+    for (const int32_t v : timeline.steps[s].inputs) {
+      const TimelineValue& value = timeline.values[v];
+      if (uses_left[v] == 1 && !value.at_end && value.state < 0) bytes -= value.bytes;
+    }
+    return bytes;
+  };
+  using Key = std::tuple<int64_t, int32_t, int32_t>;
+  std::priority_queue<Key, std::vector<Key>, std::greater<>> ready;
+  const auto offer = [&](int32_t s) { ready.emplace(added(s), -fresh[s], s); };
+  std::vector<bool> done(static_cast<size_t>(count), false);
+  for (int32_t s = 0; s < count; ++s) {
+    if (waiting[s] == 0) offer(s);
+  }
+  while (!ready.empty()) {
+    const auto [bytes, freshness, s] = ready.top();
+    ready.pop();
+    if (done[s]) continue;
+    if (added(s) != bytes) {  // less by now: somebody else has read an input
+      offer(s);
+      continue;
+    }
+    done[s] = true;
+    order.push_back(s);
+    for (const int32_t v : timeline.steps[s].inputs) {
+      if (--uses_left[v] != 1) continue;
+      for (const int32_t user : timeline.values[v].uses) {
+        if (!done[user] && waiting[user] == 0) offer(user);
+      }
+    }
+    for (const int32_t next : constraints.after(s)) {
+      fresh[next] = static_cast<int32_t>(order.size());
+      if (--waiting[next] == 0) offer(next);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort) {
+  if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
+  const Constraints constraints(graph, timeline);
+  std::vector<int32_t> given(timeline.steps.size());
+  std::iota(given.begin(), given.end(), 0);
+  Order best(timeline, constraints, given);
+  const int64_t enough = std::max(budget, share_of(best.peak(), kWorthIt));
+  if (best.peak() <= budget) return std::nullopt;
+  Order other(timeline, constraints, greedy_order(timeline, constraints));
+  for (Order* order : {&best, &other}) {
+    int64_t half = effort / 2;
+    lower_peak(*order, budget, half);
+  }
+  if (other.peak() < best.peak()) best = std::move(other);
+  if (best.peak() > enough) return std::nullopt;
+  Route route;
+  for (const int32_t s : best.steps()) route.order.push_back(timeline.steps[s].op);
+  return route;
+}
+
+int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers) {
+  const Constraints constraints(graph, timeline);
+  const size_t count = timeline.steps.size();
+  std::vector<int64_t> bytes(count);
+  for (size_t s = 0; s < count; ++s) bytes[s] = own_bytes(timeline, timeline.steps[s]);
+  int64_t walks = tiers ? 0 : kWalked / static_cast<int64_t>(std::max<size_t>(count, 1));
+  for (size_t v = 0; v < timeline.values.size(); ++v) {
+    const TimelineValue& value = timeline.values[v];
+    if (value.recomputable || (value.producer < 0 && value.uses.empty() && !value.at_end) || walks-- <= 0) continue;
+    // Behind what makes it, and before what reads it.
+    std::vector<bool> made(count, value.producer < 0), wanted(count, value.at_end);
+    if (value.producer >= 0) {
+      for (size_t s = static_cast<size_t>(value.producer); s < count; ++s)
+        made[s] = std::ranges::any_of(constraints.before(static_cast<int32_t>(s)),
+                                      [&](int32_t b) { return b == value.producer || made[b]; });
+    }
+    if (!value.at_end) {
+      for (const int32_t use : value.uses) wanted[use] = true;
+      for (size_t s = count; s-- > 0;) {
+        for (const int32_t b : constraints.before(static_cast<int32_t>(s))) wanted[b] = wanted[b] || wanted[s];
+      }
+    }
+    for (size_t s = 0; s < count; ++s) {
+      const TimelineStep& step = timeline.steps[s];
+      const bool is_own = std::ranges::find(step.inputs, static_cast<int32_t>(v)) != step.inputs.end() ||
+                          std::ranges::find(step.outputs, static_cast<int32_t>(v)) != step.outputs.end();
+      if (made[s] && wanted[s] && !is_own) bytes[s] += value.bytes;
+    }
+  }
+  return bytes.empty() ? 0 : *std::ranges::max_element(bytes);
+}
+
+}  // namespace plimsoll

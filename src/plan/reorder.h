@@ -1,0 +1,27 @@
+// Another order of the steps, in which less lies in the arena at once (the subject of OLLA, Steiner et al., ICML 2023).
+//
+//   given:   a  b  c  f(a)  g(b)  h(c)      a, b and c lie there together
+//   better:  a  f(a)  b  g(b)  c  h(c)      one at a time
+//
+// Steps change places with their neighbours as long as what lies there at the fullest steps becomes less. States count as if
+// nothing moved them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "plan/route.h"
+#include "plan/value_timeline.h"
+
+namespace plimsoll {
+
+// The order whose peak is the lowest that was found, or is within the budget; nothing where none is much lower than the
+// timeline's. Data and overwritten bytes are waited for. `effort`: exchanges of neighbours; the same order on every machine.
+std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort);
+
+// Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
+// what cannot be computed again and must be there meanwhile, because the step needs what it was made of or is needed for
+// what reads it.
+int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers);
+
+}  // namespace plimsoll
