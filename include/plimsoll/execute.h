@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,6 +110,9 @@ class Executor {
   // stay is longer than its tensor is used.
   Bytes measured_peak() const;
   Bytes arena_bytes() const;
+  // What the last step took by the clock of a device that computes beside the host: what the host and the loader take is
+  // not in it. Nothing where the host computes.
+  std::optional<double> device_ms() const;
   bool is_captured() const;  // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;
   std::span<const StepRecord> records() const;   // one a plan step; empty without record_times

@@ -94,7 +94,8 @@ class TrainingStep {
   void feed(std::string_view input, std::span<const std::byte> elements);
   // What the last run left in an output, by its name.
   StateTensor output(std::string_view name) const;
-  // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does. Where gradients are
+  // Runs the step on what it was fed with; returns its seconds, by the device's clock where that has one (Executor::device_ms).
+  // Throws as Executor::run_step does. Where gradients are
   // accumulated (OptimizerOptions::accumulate) it runs one batch of the step, and updates with the last: number `batches`
   // since the last update, or as many as the options say.
   double run(double learning_rate, int64_t batches = 0);

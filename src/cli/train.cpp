@@ -370,6 +370,7 @@ json step_json(const StepEvent& e) {
           {"loss", e.loss},
           {"lr", e.lr},
           {"step_time_ms", e.step_time_ms},
+          {"wall_time_ms", e.wall_time_ms},
           {"images_per_second", e.images_per_second},
           {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }

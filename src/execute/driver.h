@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/tier/tier.h"
@@ -37,11 +38,15 @@ struct ReadyPlan {
 class Driver {
  public:
   virtual ~Driver() = default;
-  // A training step; all of it is done on return. Throws what a kernel, a copy or a check threw; kernels that refuse to
-  // run are left out where somebody wants to know them.
-  virtual void run(std::vector<KernelRefused>* refused) = 0;
+  // A training step: `start` asks for it, and all of it is done when `finish` returns. Where no device computes beside the
+  // host, that is when `start` does. Both throw what a kernel, a copy or a check threw; kernels that refuse to run are left
+  // out where somebody wants to know them.
+  virtual void start(std::vector<KernelRefused>* refused) = 0;
+  virtual void finish() {}
   virtual void rest() noexcept = 0;  // after a failure: until nothing runs any more
   virtual bool is_captured() const { return false; }
+  // What the last step took by the clock of a device that computes beside the host.
+  virtual std::optional<double> device_ms() const { return std::nullopt; }
   Bytes peak() const { return meter_.peak(); }
 
  protected:

@@ -332,7 +332,8 @@ void Executor::run(std::vector<KernelRefused>* refused) {
   if (impl_->failure) std::rethrow_exception(impl_->failure);
   try {
     impl_->homes->flush();
-    impl_->driver->run(refused);
+    impl_->driver->start(refused);
+    impl_->driver->finish();
     impl_->ran = true;
   } catch (...) {
     impl_->failure = std::current_exception();
@@ -342,6 +343,7 @@ void Executor::run(std::vector<KernelRefused>* refused) {
 }
 
 Bytes Executor::measured_peak() const { return impl_->ran ? impl_->driver->peak() : Bytes{}; }
+std::optional<double> Executor::device_ms() const { return impl_->driver->device_ms(); }
 bool Executor::is_captured() const { return impl_->driver->is_captured(); }
 Bytes Executor::arena_bytes() const { return impl_->memory.arena->bytes(); }
 const Memory& Executor::memory() const { return impl_->memory; }

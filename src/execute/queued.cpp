@@ -29,9 +29,11 @@ class QueuedDriver final : public Driver {
   QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues);
   ~QueuedDriver() override { rest(); }
 
-  void run(std::vector<KernelRefused>* refused) override;
+  void start(std::vector<KernelRefused>* refused) override;
+  void finish() override;
   void rest() noexcept override;
   bool is_captured() const override { return captured_; }
+  std::optional<double> device_ms() const override { return device_ms_; }
 
  private:
   using Queue = Queues::Queue;
@@ -62,6 +64,7 @@ class QueuedDriver final : public Driver {
   const std::byte* scale_of(const Collective& collective) const;
   void make_messages();
 
+  void ask_one_by_one(std::vector<KernelRefused>* refused);
   void ask(bool timed, std::vector<KernelRefused>* refused = nullptr);
   void ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused);
   void pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed);
@@ -85,6 +88,8 @@ class QueuedDriver final : public Driver {
   bool may_capture_, captured_ = false;
   int runs_ = 0;
   std::vector<Ready> starts_;  // by boundary
+  Queues::Mark begin_ = -1, end_ = -1;  // of a step, around what is captured
+  std::optional<double> device_ms_;
   Queues::Mark start_ = -1;
   Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
   std::vector<Queues::Mark> begins_, ends_;       // of steps, where times are taken
@@ -201,6 +206,7 @@ void QueuedDriver::make_lane(const CopyRoute& route) {
 }
 
 void QueuedDriver::make_marks() {
+  for (Queues::Mark* mark : {&begin_, &end_}) *mark = queues_->make_mark(true);
   for (const Boundary& boundary : ready_.boundaries.before) {
     auto mark = [&](const Pass& pass) { return pass.starts.empty() ? -1 : queues_->make_mark(false); };
     const Queues::Mark out = mark(boundary.out);
@@ -233,22 +239,27 @@ void QueuedDriver::rest() noexcept {
   }
 }
 
-void QueuedDriver::run(std::vector<KernelRefused>* refused) {
+void QueuedDriver::start(std::vector<KernelRefused>* refused) {
   if (!captured_ && may_capture_ && runs_ >= kRunsBeforeCapture) may_capture_ = captured_ = capture();
   ++runs_;
-  if (captured_) {
-    forget_sums();
-    queues_->replay();
-    queues_->synchronize();
-    if (ready_.options.time_captured) keep_times();
-    return;
-  }
-  choose_messages(refused != nullptr);
+  forget_sums();
+  if (!captured_) choose_messages(refused != nullptr);
+  queues_->mark(Queue::compute, begin_);
+  captured_ ? queues_->replay() : ask_one_by_one(refused);
+  queues_->mark(Queue::compute, end_);
+}
+
+void QueuedDriver::finish() {
+  queues_->synchronize();
+  device_ms_ = queues_->ms_between(begin_, end_);
+  if (!captured_ || ready_.options.time_captured) keep_times();
+}
+
+void QueuedDriver::ask_one_by_one(std::vector<KernelRefused>* refused) {
   const Clock::time_point now = Clock::now();
   for (const Lane& lane : lanes_) {
     if (lane.engine) lane.engine->begin_round(now);
   }
-  forget_sums();
   if (start_ >= 0) {
     queues_->mark(Queue::compute, start_);
     queues_->wait(Queue::out, start_);
@@ -257,8 +268,6 @@ void QueuedDriver::run(std::vector<KernelRefused>* refused) {
   if (measuring_) meter_.begin();
   ask(true, refused);
   measuring_ = false;  // every training step is the same
-  queues_->synchronize();
-  keep_times();
 }
 
 // Where anything goes wrong nothing has been done, and steps go on as before.

@@ -131,6 +131,7 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   sums.waiting += waited;
   step_.loss += loss;
   step_.seconds += seconds;
+  step_.compute_ms += ms;
   ++step_.batches;
   const bool stepped = parts_.training_step.accumulated() == 0;
   if (stepped) ++place_.step;
@@ -164,7 +165,8 @@ void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> no
              .epoch = place_.epoch,
              .loss = done_.loss,
              .lr = lr,
-             .step_time_ms = step_.seconds * 1000,
+             .step_time_ms = step_.compute_ms,
+             .wall_time_ms = step_.seconds * 1000,
              .images_per_second = static_cast<double>(parts_.options.batch * batches_done_) / step_seconds_,
              .gradient_norm = norm});
   step_ = {};

@@ -56,7 +56,7 @@ class TrainingLoop {
   };
   // What the batches of a step had, of those that ran in this process.
   struct StepSums {
-    double loss = 0, seconds = 0;
+    double loss = 0, seconds = 0, compute_ms = 0;
     int64_t batches = 0;
   };
   void run_epoch();

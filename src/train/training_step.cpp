@@ -201,7 +201,8 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
   }
   const Stopwatch watch;
   executor_->run_step();
-  const double seconds = watch.seconds();
+  const std::optional<double> ms = executor_->device_ms();
+  const double seconds = ms ? *ms / 1000 : watch.seconds();
   accumulated_ = updates ? 0 : accumulated_ + 1;
   number_ += updates ? 1 : 0;
   return seconds;

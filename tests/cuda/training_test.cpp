@@ -132,6 +132,23 @@ TEST(CudaTimes, AreThoseOfEachCapturedStepWhereThatIsAskedFor) {
   }
 }
 
+// What the host takes to ask for a step, and to feed it, is no part of it.
+TEST(CudaTimes, AStepTakesWhatTheGpusClockSays) {
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  TrainingStep step(program_of(*cuda, "lenet", {.policy = "liveness"}), *cuda);
+  step.initialize(7);
+  for (int i = 0; i < kRunsBeforeCapture + 2; ++i) {
+    const double seconds = i % 2 == 0 ? 5000 : 70;  // nobody waits for them
+    door->takes("implicit_precomp_gemm", 1000 * seconds);
+    write_inputs(step.executor(), step.program().network.graph, i, 0.01F);
+    const double told = step.run(0.1);
+    EXPECT_GT(told, seconds);
+    EXPECT_LT(told, 12 * seconds);
+  }
+  EXPECT_TRUE(step.executor().is_captured());
+}
+
 // Nothing of a batch is converted, nor copied from memory that the GPU cannot read by itself.
 TEST(CudaFeeding, CopiesBatchesFromWhereTheLoaderWroteThem) {
   for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
