@@ -116,7 +116,8 @@ struct DoneEvent {
   double step_time_ms = 0;
   double predicted_step_time_ms = 0;  // of the same, as predicted before the first step
   double wall_time_ms = 0;            // mean of a batch, with its data: images_per_second are by this
-  double data_wait_percent = 0;       // of the wall time: until the loader had the batch
+  std::optional<double> predicted_wall_time_ms;  // where batches come over a link (Plan::feeding)
+  double data_wait_percent = 0;       // of the wall time: while nothing ran, until the loader had the batch
   Bytes peak, budget, process_peak;
   Bytes process;  // at most, as predicted before the first step; what was stated where memory_is says so
   std::optional<Bytes>

@@ -308,6 +308,7 @@ json done_json(const DoneEvent& d, const TrainOptions& options) {
           {"step_time_ms", d.step_time_ms},  // these two: of one batch
           {"predicted_step_time_ms", d.predicted_step_time_ms},
           {"wall_time_ms", d.wall_time_ms},
+          {"predicted_wall_time_ms", d.predicted_wall_time_ms ? json(*d.predicted_wall_time_ms) : json(nullptr)},
           {"data_wait_percent", d.data_wait_percent},
           {"captured", d.captured},
           {"peak_bytes", d.peak.count},

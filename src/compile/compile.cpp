@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "compile/attempt.h"
+#include "compile/feeding.h"
 #include "compile/least_memory.h"
 #include "kernels/workspace_limits.h"
 #include "passes/passes.h"
@@ -586,10 +587,8 @@ bool may_be_undivided(const Program& by_rows, const CompileOptions& options) {
          plan.predicted.recompute_steps == 0 && by_rows.network.graph.op_count() <= kManyOps;
 }
 
-}  // namespace
-
-std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
-                                                   const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_unfed(const Network& network, const Device& device, const CostTable& costs,
+                                                const CompileOptions& options) {
   auto by_rows = compile_step(network, device, costs, options);
   auto* const program = std::get_if<Program>(&by_rows);
   if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
@@ -603,6 +602,14 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   other->minimum = program->minimum;
   other->lower_bound = program->lower_bound;
   return whole;
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  return compile_fed(options,
+                     [&](const CompileOptions& asked) { return compile_unfed(network, device, costs, asked); });
 }
 
 namespace {

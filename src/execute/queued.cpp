@@ -9,6 +9,9 @@
 // Collectives are asked of a queue of their own, in the plan's order, which is that of all ranks. It waits for the last of
 // their steps, and compute for them where the plan says so.
 //
+// The next batch comes to its second buffer beside the step, by the host's own copies. Compute takes it from there before
+// the next step, outside of what is captured: so a step finds its inputs where it always does, and there is one capture.
+//
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
 #include <algorithm>
@@ -31,6 +34,8 @@ class QueuedDriver final : public Driver {
 
   void start(std::vector<KernelRefused>* refused) override;
   void finish() override;
+  void take_next() override;
+  void await_taken() override;
   void rest() noexcept override;
   bool is_captured() const override { return captured_; }
   std::optional<double> device_ms() const override { return device_ms_; }
@@ -89,6 +94,7 @@ class QueuedDriver final : public Driver {
   int runs_ = 0;
   std::vector<Ready> starts_;  // by boundary
   Queues::Mark begin_ = -1, end_ = -1;  // of a step, around what is captured
+  Queues::Mark taken_ = -1;             // the second buffers are free again
   std::optional<double> device_ms_;
   Queues::Mark start_ = -1;
   Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
@@ -207,6 +213,7 @@ void QueuedDriver::make_lane(const CopyRoute& route) {
 
 void QueuedDriver::make_marks() {
   for (Queues::Mark* mark : {&begin_, &end_}) *mark = queues_->make_mark(true);
+  if (!ready_.bindings.next.empty()) taken_ = queues_->make_mark(false);
   for (const Boundary& boundary : ready_.boundaries.before) {
     auto mark = [&](const Pass& pass) { return pass.starts.empty() ? -1 : queues_->make_mark(false); };
     const Queues::Mark out = mark(boundary.out);
@@ -254,6 +261,15 @@ void QueuedDriver::finish() {
   device_ms_ = queues_->ms_between(begin_, end_);
   if (!captured_ || ready_.options.time_captured) keep_times();
 }
+
+// Outside of what is captured, whose marks nobody could wait for.
+void QueuedDriver::take_next() {
+  for (const Bindings::Next& next : ready_.bindings.next)
+    queues_->copy_within(next.place.at, next.buffer.at, next.place.bytes.count);
+  queues_->mark(Queue::compute, taken_);
+}
+
+void QueuedDriver::await_taken() { queues_->synchronize(taken_); }
 
 void QueuedDriver::ask_one_by_one(std::vector<KernelRefused>* refused) {
   const Clock::time_point now = Clock::now();

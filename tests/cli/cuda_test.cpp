@@ -9,6 +9,7 @@
 
 #include "device/cuda/device.h"
 #include "plimsoll/cost.h"
+#include "tests/cli/images.h"
 #include "tests/cli/program.h"
 #include "tests/cuda/fake_door.h"
 
@@ -73,6 +74,72 @@ TEST_F(Cuda, TrainsTheSameWeightsWhateverTheMemoryInCapturedSteps) {
   const nlohmann::json peer = done(run(train("--steps 4 --memory 180KiB --peer cuda:1=64MiB")));
   ASSERT_FALSE(peer.is_null()) << slurp(path("err"));
   EXPECT_EQ(peer.at("weights_sha256"), free.at("weights_sha256"));
+}
+
+TEST_F(Cuda, ABatchHasASecondBufferWhereThereIsRoomForItAndTheSameBitsWhereThereIsNot) {
+  const std::string planned = "plan lenet --data digits --batch 4 --exact --json - --device ";
+  const nlohmann::json plan = run(planned + "cuda:0").lines().at(0);
+  const int64_t batch = plan.at("second_buffer_bytes");
+  EXPECT_GE(batch, 4 * (32 * 32 + 1) * 4);
+  EXPECT_EQ(plan.at("input_buffers"), 2);
+  EXPECT_EQ(plan.at("peak_by_role").at("next batch"), batch);
+  EXPECT_GT(plan.at("feed_ms"), 0);
+  EXPECT_GE(plan.at("wall_time_ms"), plan.at("step_time_ms"));
+  EXPECT_THAT(run("plan lenet --data digits --batch 4 --device cuda:0").out, HasSubstr("two buffers"));
+  const int64_t least = plan.at("minimum_bytes");
+  const std::string in_least = " --memory " + std::to_string(least);
+  const nlohmann::json tight = run(planned + "cuda:0" + in_least).lines().at(0);
+  EXPECT_EQ(tight.at("input_buffers"), 1);
+  EXPECT_EQ(tight.at("arena_bytes"), least);
+  EXPECT_NEAR(tight.at("wall_time_ms").get<double>(),
+              tight.at("step_time_ms").get<double>() + tight.at("feed_ms").get<double>(), 1e-9);
+  EXPECT_THAT(run("plan lenet --data digits --batch 4 --exact --device cuda:0" + in_least).out,
+              HasSubstr("one buffer"));
+  EXPECT_EQ(run(planned + "cpu").lines().at(0).at("wall_time_ms"), nullptr);
+
+  const std::string epochs =
+      "train lenet --data digits --batch 300 --device cuda:0 --exact --costs estimated --epochs 2 --accumulate 2 --json - ";
+  const Outcome free = run(epochs);
+  ASSERT_EQ(free.code, 0) << free.err;
+  EXPECT_EQ(free.lines().front().at("input_buffers"), 2);
+  EXPECT_EQ(done(free).at("peak_bytes"), free.lines().front().at("peak_bytes"));
+  EXPECT_TRUE(done(free).at("captured").get<bool>());
+  EXPECT_GT(done(free).at("predicted_wall_time_ms"), 0);
+  const std::string file = path("plan.json");
+  const nlohmann::json small = run("plan lenet --data digits --batch 300 --device cuda:0 --exact --accumulate 2 --json - --save " + file).lines().at(0);
+  EXPECT_EQ(small.at("input_buffers"), 2);
+  EXPECT_EQ(run("verify " + file).code, 0);
+  const Outcome less = run(epochs + "--memory " + std::to_string(small.at("minimum_bytes").get<int64_t>()));
+  ASSERT_EQ(less.code, 0) << less.err;
+  EXPECT_EQ(less.lines().front().at("input_buffers"), 1);
+  for (const char* same : {"weights_sha256", "loss", "accuracy"}) EXPECT_EQ(done(less).at(same), done(free).at(same));
+}
+
+// The step beside which the next batch turns out to be damaged is done and saved, as on the CPU.
+TEST_F(Cuda, ADamagedImageLosesNoStepBeforeIt) {
+  for (int i = 0; i < 12; ++i) {
+    for (const char* name : {"a", "b"}) {
+      const std::filesystem::path file = folder_ / "images" / "train" / name / (std::to_string(i) + ".png");
+      plimsoll::testing::write_png(file, static_cast<uint8_t>(20 * i), 100, name[0] == 'a' ? 200 : 30);
+      if (i == 7 && name[0] == 'a') std::filesystem::resize_file(file, std::filesystem::file_size(file) - 40);
+    }
+  }
+  const auto steps_before = [&](const std::string& device) {
+    const Outcome outcome = run("train lenet --data images:" + path("images") +
+                                " --image-size 32 --batch 1 --exact --costs estimated --evaluate-every 0 --json - --seed 3"
+                                " --checkpoint " + path(device + ".safetensors") + " --checkpoint-every 1 --device " + device);
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("7.png"));
+    int64_t steps = 0;
+    for (const nlohmann::json& line : outcome.lines()) steps += line.at("event") == "step";
+    const Outcome resumed = run("train --evaluate-every 0 --costs estimated --json - --resume " + path(device + ".safetensors"));
+    for (const nlohmann::json& line : resumed.lines()) EXPECT_NE(line.at("event"), "step") << "it was saved later";
+    return steps;
+  };
+  const int64_t on_cpu = steps_before("cpu");
+  EXPECT_GT(on_cpu, 1);
+  EXPECT_LT(on_cpu, 23);
+  EXPECT_EQ(steps_before("cuda:0"), on_cpu);
 }
 
 TEST_F(Cuda, APeerIsAnotherGpuThatIsThere) {
