@@ -64,6 +64,7 @@ struct CompileOptions {
   std::optional<int> zero;
   int64_t run_effort = 4'000'000;  // of auto's search over what runs again, in things looked at
   double search_effort = 1;        // times as much for that search and for Program::bound_ms; more is never worse
+  bool gather_updates = false;     // small updates wait for each other; compile_training does so where it costs nothing
   bool as_listed = false;          // ops run in the order in which the graph lists them
   bool first_that_fits = false;    // whether there is a plan is the question, not how fast it is
   bool name_least = true;  // in Infeasible::minimum; false: it may be a bound that nothing below can do, and no search

@@ -108,7 +108,7 @@ class Executor {
   // Where the plan has second buffers (Plan::feeding): elements of an input, in `layout`, for the step that is started next.
   // They come beside the one that runs. The copy is complete on return. Throws Error(internal) where there is no such buffer.
   void write_next(TensorId input, const Layout& layout, std::span<const std::byte> elements);
-  bool has_next() const;                                // something was written so, and no step was started since
+  bool has_next() const;                                   // something was written so, and no step was started since
   std::vector<std::byte> read_next(TensorId input) const;  // what was, in the tensor's own layout
   // Runs the step on whatever lies there, without the other ranks, leaves out kernels that refuse to run, and returns
   // these. States mean nothing afterwards.

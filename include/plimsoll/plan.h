@@ -227,7 +227,7 @@ struct Plan {
   std::vector<Stay> stays;  // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;
-  std::vector<TierUse> tiers;           // what Move::tier and Home::tier count in
+  std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
   Feeding feeding;
   LinkInfo link;                        // to the other ranks
   std::vector<Collective> collectives;  // in the order of their last steps: the same on all ranks

@@ -36,7 +36,8 @@ class Binder {
     if (plan_.feeding.second_buffer) {
       for (const FedInput& input : plan_.feeding.inputs) {
         const Region place = region(input.tensor, stays_.at_rest(input.tensor));
-        result_.next.push_back({.buffer = {result_.arena + input.offset.count, place.bytes, input.tensor}, .place = place});
+        result_.next.push_back(
+            {.buffer = {result_.arena + input.offset.count, place.bytes, input.tensor}, .place = place});
       }
     }
     bind_rest();

@@ -304,9 +304,6 @@ void Executor::write(TensorId id, const Layout& layout, std::span<const std::byt
 void Executor::write_next(TensorId id, const Layout& layout, std::span<const std::byte> elements) {
   const Tensor& tensor = impl_->ready.graph.tensor(id);
   check_whole(tensor, layout, elements);
-  if (impl_->homes->has(id)) {
-    throw Error(ErrorCode::internal, fmt::format("'{}' lies outside the arena, and has no second buffer", tensor.name));
-  }
   std::byte* const buffer = impl_->next_of(id).buffer.at;
   if (impl_->next == Impl::Next::taken) impl_->driver->await_taken();
   impl_->next = Impl::Next::here;
@@ -415,7 +412,6 @@ std::vector<KernelRefused> Executor::rehearse() {
   });
   return refused;
 }
-
 
 Bytes Executor::measured_peak() const { return impl_->ran ? impl_->driver->peak() : Bytes{}; }
 std::optional<double> Executor::device_ms() const { return impl_->driver->device_ms(); }

@@ -134,9 +134,9 @@ class PlanReader {
   PlanReader(const JsonReader& file, const Graph& graph) : file_(file), graph_(graph) {}
 
   Plan read() {
-    file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers", "feeding", "link",
-                "collectives"});
+    file_.only({"format", "version",     "graph",        "device",    "policy", "placement",  "budget",
+                "arena",  "lower_bound", "plan_time_ms", "predicted", "cores",  "steps",      "stays",
+                "moves",  "homes",       "tiers",        "feeding",   "link",   "collectives"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));

@@ -95,8 +95,8 @@ class TrainingLoop {
   int64_t saved_at_step_ = -1;
   bool saves_ = false;  // this rank, or the first with pieces of this one
   bool chosen_ = false, stopped_ = false, save_failed_ = false;
-  bool is_fed_ = false;            // the next step was, while the one before it ran
-  std::exception_ptr data_error_;  // why it was not
+  bool is_fed_ = false;                           // the next step was, while the one before it ran
+  std::exception_ptr data_error_;                 // why it was not
   bool stop_asked_ = false, save_asked_ = false;  // after this batch, or an earlier one of this step, by a rank
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed
   std::exception_ptr thrown_;  // by the listener

@@ -106,7 +106,10 @@ TEST_F(Cuda, ABatchHasASecondBufferWhereThereIsRoomForItAndTheSameBitsWhereThere
   EXPECT_TRUE(done(free).at("captured").get<bool>());
   EXPECT_GT(done(free).at("predicted_wall_time_ms"), 0);
   const std::string file = path("plan.json");
-  const nlohmann::json small = run("plan lenet --data digits --batch 300 --device cuda:0 --exact --accumulate 2 --json - --save " + file).lines().at(0);
+  const nlohmann::json small =
+      run("plan lenet --data digits --batch 300 --device cuda:0 --exact --accumulate 2 --json - --save " + file)
+          .lines()
+          .at(0);
   EXPECT_EQ(small.at("input_buffers"), 2);
   EXPECT_EQ(run("verify " + file).code, 0);
   const Outcome less = run(epochs + "--memory " + std::to_string(small.at("minimum_bytes").get<int64_t>()));
@@ -125,14 +128,17 @@ TEST_F(Cuda, ADamagedImageLosesNoStepBeforeIt) {
     }
   }
   const auto steps_before = [&](const std::string& device) {
-    const Outcome outcome = run("train lenet --data images:" + path("images") +
-                                " --image-size 32 --batch 1 --exact --costs estimated --evaluate-every 0 --json - --seed 3"
-                                " --checkpoint " + path(device + ".safetensors") + " --checkpoint-every 1 --device " + device);
+    const Outcome outcome =
+        run("train lenet --data images:" + path("images") +
+            " --image-size 32 --batch 1 --exact --costs estimated --evaluate-every 0 --json - --seed 3"
+            " --checkpoint " +
+            path(device + ".safetensors") + " --checkpoint-every 1 --device " + device);
     EXPECT_NE(outcome.code, 0);
     EXPECT_THAT(outcome.err, HasSubstr("7.png"));
     int64_t steps = 0;
     for (const nlohmann::json& line : outcome.lines()) steps += line.at("event") == "step";
-    const Outcome resumed = run("train --evaluate-every 0 --costs estimated --json - --resume " + path(device + ".safetensors"));
+    const Outcome resumed =
+        run("train --evaluate-every 0 --costs estimated --json - --resume " + path(device + ".safetensors"));
     for (const nlohmann::json& line : resumed.lines()) EXPECT_NE(line.at("event"), "step") << "it was saved later";
     return steps;
   };

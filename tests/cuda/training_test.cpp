@@ -202,8 +202,7 @@ TEST(CudaFeeding, ASecondBufferChangesNoBit) {
   for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
     for (const int accumulate : {1, 3}) {
       SCOPED_TRACE(fmt::format("{}, {} batches a step", to_string(family), accumulate));
-      const CompileOptions options{
-          .policy = "liveness", .optimizer = {.accumulate = accumulate}, .family = family};
+      const CompileOptions options{.policy = "liveness", .optimizer = {.accumulate = accumulate}, .family = family};
       const auto cpu = open_device("cpu", 1);
       EXPECT_EQ(feed_and_train(*cpu, options, true), feed_and_train(*cpu, options, false));
       const auto door = std::make_shared<FakeDoor>(3);

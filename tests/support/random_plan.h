@@ -373,7 +373,8 @@ class RandomPlan {
   void add_second_buffers() {
     Feeding& feeding = plan_.feeding;
     for (TensorId id : graph_.inputs) {
-      const bool away = std::any_of(plan_.homes.begin(), plan_.homes.end(), [&](const Home& h) { return h.tensor == id; });
+      const bool away =
+          std::any_of(plan_.homes.begin(), plan_.homes.end(), [&](const Home& h) { return h.tensor == id; });
       if (away || graph_.tensor(id).role != Role::input) continue;
       feeding.inputs.push_back({id, plan_.arena, align_up(graph_.tensor(id).bytes(), kStayAlignment)});
       plan_.arena += feeding.inputs.back().bytes;
