@@ -518,7 +518,10 @@ class Narrator {
       out_.write(event);
     }
     if (!event_file_) return;
-    std::vector<Scalar> scalars{{"step/loss", e.loss}, {"step/lr", e.lr}, {"step/time_ms", e.step_time_ms}};
+    std::vector<Scalar> scalars{{"step/loss", e.loss},
+                                {"step/lr", e.lr},
+                                {"step/time_ms", e.step_time_ms},
+                                {"step/wall_time_ms", e.wall_time_ms}};
     if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
     go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
   }

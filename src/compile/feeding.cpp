@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -22,6 +23,13 @@ std::vector<FedInput> inputs_of_batch(const Network& network, const Plan& plan) 
     if (!elsewhere) inputs.push_back({.tensor = id, .offset = {}, .bytes = align_up(tensor.bytes(), kStayAlignment)});
   }
   return inputs;
+}
+
+// Whether a part of it lies in a tier between steps. Then there is no second buffer: the host writes to the tier before the
+// step.
+bool is_elsewhere(const Network& network, const Plan& plan) {
+  return std::ranges::any_of(
+      plan.homes, [&](const Home& home) { return home.tensor == network.data || home.tensor == network.labels; });
 }
 
 Bytes total(const std::vector<FedInput>& inputs) {
@@ -62,13 +70,19 @@ std::variant<Program, Infeasible> compile_fed(
   feeding.inputs = inputs_of_batch(first->network, *first->plan);
   if (feeding.inputs.empty()) return result;
   const Bytes bytes = total(feeding.inputs);
-  const bool wanted = feeding.second_buffer;
-  feeding.second_buffer = wanted && has_room(*first->plan, bytes, options.memory);
+  const bool wanted = std::exchange(feeding.second_buffer, false);
   take_feeding(*first, feeding, options.memory, watch);
+  if (!wanted) return result;
+  feeding.second_buffer = true;
   const Prediction& predicted = first->plan->predicted;
-  const bool is_worth_it = predicted.feed_ms > kWorthAPlan * predicted.wall_time_ms;
-  if (feeding.second_buffer || !wanted || !is_worth_it || options.first_that_fits || options.memory <= bytes)
+  if (!is_elsewhere(first->network, *first->plan) && has_room(*first->plan, bytes, options.memory)) {
+    Program both = *first;
+    take_feeding(both, feeding, options.memory, watch);
+    if (both.plan->predicted.wall_time_ms < predicted.wall_time_ms) *first = std::move(both);
     return result;
+  }
+  const bool is_worth_it = predicted.feed_ms > kWorthAPlan * predicted.wall_time_ms;
+  if (!is_worth_it || options.first_that_fits || options.memory <= bytes) return result;
 
   CompileOptions beside = options;
   beside.memory -= bytes;
@@ -78,8 +92,7 @@ std::variant<Program, Infeasible> compile_fed(
   Program* const second = std::get_if<Program>(&other);
   if (second == nullptr) return result;
   feeding.inputs = inputs_of_batch(second->network, *second->plan);
-  if (feeding.inputs.empty()) return result;
-  feeding.second_buffer = true;
+  if (feeding.inputs.empty() || is_elsewhere(second->network, *second->plan)) return result;
   take_feeding(*second, feeding, options.memory, watch);
   if (second->plan->predicted.wall_time_ms >= predicted.wall_time_ms) return result;
   second->minimum = first->minimum;

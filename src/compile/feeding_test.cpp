@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 
@@ -90,6 +92,25 @@ TEST_F(FeedingChoice, TakesWhatIsFasterFromStepToStepWhereMemoryIsShort) {
   EXPECT_GT(one, 0);
   EXPECT_GT(two, 0);
   EXPECT_GT(at_a_price, 0);
+}
+
+// The host writes such a batch to the tier.
+TEST_F(FeedingChoice, IsNotForABatchThatLiesInATier) {
+  CompileOptions options{.exact = true, .feeding = link(0.05)};
+  options.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1000, .in_gb_per_s = 1000}};
+  const Bytes all = program({INT64_MAX}, {}).plan->arena;
+  int homes = 0;
+  for (const int64_t percent : {90, 70, 50, 40, 30, 20}) {
+    options.memory = {all.count * percent / 100};
+    const auto result = compile_training(network_, *device_, CostTable(), options);
+    const auto* const fed = std::get_if<Program>(&result);
+    if (fed == nullptr) continue;
+    const bool has_home =
+        std::ranges::any_of(fed->plan->homes, [&](const Home& home) { return home.tensor == fed->network.data; });
+    homes += has_home;
+    EXPECT_FALSE(has_home && fed->plan->feeding.second_buffer);
+  }
+  EXPECT_GT(homes, 0);
 }
 
 TEST_F(FeedingChoice, IsForWhoWantsIt) {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <iterator>
 
-#include "plimsoll/autodiff.h"
+#include "passes/passes.h"
 #include "plimsoll/models.h"
 #include "tests/support/random_graph.h"
 

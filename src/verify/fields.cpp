@@ -238,7 +238,12 @@ class FieldChecker {
     ById<TensorId, bool> expected(graph_.tensor_count(), false);
     for (TensorId id : graph_.inputs) expected[id] = tensor(id).role == Role::input;
     for (const Home& home : plan_.homes) {
-      if (exists(home.tensor)) expected[home.tensor] = false;
+      if (!exists(home.tensor)) continue;
+      if (feeding.second_buffer && expected[home.tensor]) {
+        bad(fmt::format("'{}' lies in a tier between steps; so a batch has no second buffer",
+                        tensor(home.tensor).name));
+      }
+      expected[home.tensor] = false;
     }
     for (size_t i = 0; i < feeding.inputs.size(); ++i) {
       const FedInput& input = feeding.inputs[i];

@@ -467,10 +467,13 @@ TEST(Verify, SeesABatchThatIsNotWhole) {
   c = make_fed_case();
   c.plan.feeding.gb_per_s = -1;
   EXPECT_BROKEN(c, Rule::bad_feeding);
-  c = make_fed_case();  // it lies in a tier
-  add_tiers(c.plan);
-  c.plan.homes = {{c.graph.find_tensor("data"), 0, {}}};
-  EXPECT_BROKEN(c, Rule::bad_feeding);
+  for (const bool second_buffer : {true, false}) {  // it lies in a tier
+    c = make_fed_case();
+    c.plan.feeding.second_buffer = second_buffer;
+    add_tiers(c.plan);
+    c.plan.homes = {{c.graph.find_tensor("data"), 0, {}}};
+    EXPECT_BROKEN(c, Rule::bad_feeding);
+  }
 }
 
 TEST(Verify, SeesAWrongTimeFromStepToStep) {

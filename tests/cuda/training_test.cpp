@@ -218,7 +218,7 @@ TEST(CudaFeeding, ASecondBufferChangesNoBit) {
 TEST(CudaFeeding, ABatchThatWasFedAheadIsThereForTheNextPlan) {
   const auto door = std::make_shared<FakeDoor>(3);
   const auto cuda = cuda::open_behind(door, "cuda:0", false);
-  CompileOptions options{.policy = "liveness", .feeding = Feeding{.second_buffer = true}};
+  CompileOptions options{.policy = "liveness", .feeding = Feeding{.second_buffer = true, .gb_per_s = 10}};
   const Program first = program_of(*cuda, "lenet", options);
   options.policy = "baseline";
   const Program larger = program_of(*cuda, "lenet", options);

@@ -372,10 +372,11 @@ class RandomPlan {
 
   void add_second_buffers() {
     Feeding& feeding = plan_.feeding;
+    for (const Home& home : plan_.homes) {
+      if (graph_.tensor(home.tensor).role == Role::input) return;  // a batch has second buffers whole or not at all
+    }
     for (TensorId id : graph_.inputs) {
-      const bool away =
-          std::any_of(plan_.homes.begin(), plan_.homes.end(), [&](const Home& h) { return h.tensor == id; });
-      if (away || graph_.tensor(id).role != Role::input) continue;
+      if (graph_.tensor(id).role != Role::input) continue;
       feeding.inputs.push_back({id, plan_.arena, align_up(graph_.tensor(id).bytes(), kStayAlignment)});
       plan_.arena += feeding.inputs.back().bytes;
     }
