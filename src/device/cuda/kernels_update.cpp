@@ -1,5 +1,9 @@
 // Optimizers. They run over the storage as it lies, padding included: it stays zero.
+#include <optional>
+#include <tuple>
+
 #include "device/cuda/kernels.h"
+#include "device/joinable.h"
 #include "ops/move.h"
 #include "plimsoll/ops.h"
 
@@ -16,15 +20,74 @@ bool has_settings(const Graph& graph, const Op& op) { return !graph.tensor(op.in
 
 bool is_scaled(const Op& op) { return op.attributes.integer("scaled", 0) != 0; }
 
-class AccumulateKernel final : public CudaKernel {
+constexpr int64_t kMostTogether = int64_t{1} << 28;  // elements of a launch that is addressed by 32 bits
+
+// Several updates as one launch.
+template <class Body>
+class JoinedUpdates final : public Kernel {
+ public:
+  JoinedUpdates(std::shared_ptr<Door> door, std::optional<AdamFactors> factors)
+      : door_(std::move(door)), factors_(factors) {}
+
+  // False where there is no more room.
+  bool add(const Body& body, int64_t count) {
+    const int64_t places = (count + 3) / 4 * 4;
+    if (joined_.count == Joined<Body>::kMost || end_ + places > kMostTogether) return false;
+    joined_.parts[joined_.count] = body;
+    joined_.begins[joined_.count] = static_cast<int32_t>(end_);
+    joined_.sizes[joined_.count++] = static_cast<int32_t>(count);
+    end_ += places;
+    return true;
+  }
+  std::vector<Touch> reads, writes;
+
+  Bytes workspace() const override { return {}; }
+  void bind(std::span<void* const>, std::span<void* const>, void*) override {}
+  void run() override {
+    if (door_->records()) door_->touches(reads, writes);
+    if (factors_) door_->launch(Queue::compute, Bodies::number<AdamFactors>(), &*factors_, 1);
+    door_->launch(Queue::compute, Bodies::number<Joined<Body>>(), &joined_, end_);
+  }
+
+ private:
+  const std::shared_ptr<Door> door_;
+  const std::optional<AdamFactors> factors_;
+  Joined<Body> joined_{};
+  int64_t end_ = 0;
+};
+
+// As many of the kernels, of which `first` is the first, as are of its kind and go with it.
+template <class K>
+JoinedKernel join_updates(const K& first, std::span<Kernel* const> kernels) {
+  using Body = typename decltype(first.body_beside(first))::value_type;
+  const std::optional<AdamFactors> factors = first.factors();
+  auto together = std::make_unique<JoinedUpdates<Body>>(first.shared_door(), factors);
+  if (factors) together->writes.push_back({factors->factors, AdamFactors::kCount * sizeof(float)});
+  size_t count = 0;
+  for (; count < kernels.size(); ++count) {
+    const auto* const kernel = dynamic_cast<const K*>(kernels[count]);
+    const std::optional<Body> body = kernel != nullptr ? kernel->body_beside(first) : std::nullopt;
+    if (!body || !together->add(*body, kernel->count())) break;
+    kernel->add_touches(together->reads, together->writes);
+  }
+  if (count < 2) return {};
+  return {std::move(together), count};
+}
+
+class AccumulateKernel final : public CudaKernel, public Joinable {
  public:
   AccumulateKernel(const Context& context, const Graph& graph, const Op& op)
       : CudaKernel(context, graph, op), count_(stored(graph, op)) {}
+  JoinedKernel join(std::span<Kernel* const> kernels) const override { return join_updates(*this, kernels); }
+  std::optional<Accumulate> body_beside(const AccumulateKernel&) const { return body(); }
+  std::optional<AdamFactors> factors() const { return std::nullopt; }
+  int64_t count() const { return count_; }
 
  private:
-  void work() override {
-    launch(Accumulate{.sum_next = output(0), .sum = input(2), .g = input(1), .count = input<int64_t>(3)}, count_);
+  Accumulate body() const {
+    return {.sum_next = output(0), .sum = input(2), .g = input(1), .count = input<int64_t>(3)};
   }
+  void work() override { launch(body(), count_); }
 
   int64_t count_;
 };
@@ -45,7 +108,7 @@ class AssignKernel final : public CudaKernel {
   int64_t count_, width_;
 };
 
-class SgdKernel final : public CudaKernel {
+class SgdKernel final : public CudaKernel, public Joinable {
  public:
   SgdKernel(const Context& context, const Graph& graph, const Op& op)
       : CudaKernel(context, graph, op),
@@ -54,29 +117,34 @@ class SgdKernel final : public CudaKernel {
         scaled_(is_scaled(op)),
         count_(stored(graph, op)) {}
 
+  JoinedKernel join(std::span<Kernel* const> kernels) const override { return join_updates(*this, kernels); }
+  std::optional<Sgd> body_beside(const SgdKernel&) const { return body(); }
+  std::optional<AdamFactors> factors() const { return std::nullopt; }
+  int64_t count() const { return count_; }
+
  private:
-  void work() override {
+  Sgd body() const {
     const bool has_momentum = has_output(1);
-    launch(Sgd{.w_next = output(0),
-               .m_next = has_momentum ? output(1) : nullptr,
-               .w = input(0),
-               .g = input(1),
-               .m = has_momentum ? input(3) : nullptr,
-               .learning_rate = input(2),
-               .scale = scaled_ ? input(has_momentum ? 4 : 3) : nullptr,
-               .weight_decay = static_cast<float>(settings_.weight_decay),
-               .momentum = static_cast<float>(settings_.momentum),
-               .has_settings = has_settings_,
-               .nesterov = settings_.nesterov},
-           count_);
+    return {.w_next = output(0),
+            .m_next = has_momentum ? output(1) : nullptr,
+            .w = input(0),
+            .g = input(1),
+            .m = has_momentum ? input(3) : nullptr,
+            .learning_rate = input(2),
+            .scale = scaled_ ? input(has_momentum ? 4 : 3) : nullptr,
+            .weight_decay = static_cast<float>(settings_.weight_decay),
+            .momentum = static_cast<float>(settings_.momentum),
+            .has_settings = has_settings_,
+            .nesterov = settings_.nesterov};
   }
+  void work() override { launch(body(), count_); }
 
   SgdSettings settings_;
   bool has_settings_, scaled_;
   int64_t count_;
 };
 
-class AdamKernel final : public CudaKernel {
+class AdamKernel final : public CudaKernel, public Joinable {
  public:
   AdamKernel(const Context& context, const Graph& graph, const Op& op)
       : CudaKernel(context, graph, op),
@@ -90,9 +158,18 @@ class AdamKernel final : public CudaKernel {
     return {AdamFactors::kCount * static_cast<int64_t>(sizeof(float))};
   }
 
- private:
-  void work() override {
-    launch(AdamFactors{.factors = scratch<float>(),
+  JoinedKernel join(std::span<Kernel* const> kernels) const override { return join_updates(*this, kernels); }
+  // With the factors of the first, where its own would be the same.
+  std::optional<Adam> body_beside(const AdamKernel& first) const {
+    const auto made_of = [](const AdamKernel& k) {
+      return std::tuple(k.input(2), k.input(3), k.settings_.weight_decay, k.settings_.rest1, k.settings_.rest2,
+                        k.settings_.epsilon, k.has_settings_, k.settings_.decoupled);
+    };
+    if (made_of(*this) != made_of(first)) return std::nullopt;
+    return body(first.scratch<float>());
+  }
+  std::optional<AdamFactors> factors() const {
+    return AdamFactors{.factors = scratch<float>(),
                        .learning_rate = input(2),
                        .step_number = input<int64_t>(3),
                        .weight_decay = settings_.weight_decay,
@@ -100,18 +177,25 @@ class AdamKernel final : public CudaKernel {
                        .rest2 = settings_.rest2,
                        .epsilon = settings_.epsilon,
                        .has_settings = has_settings_,
-                       .decoupled = settings_.decoupled},
-           1);
-    launch(Adam{.w_next = output(0),
-                .m_next = output(1),
-                .v_next = output(2),
-                .w = input(0),
-                .g = input(1),
-                .m = input(4),
-                .v = input(5),
-                .factors = scratch<float>(),
-                .scale = scaled_ ? input(6) : nullptr},
-           count_);
+                       .decoupled = settings_.decoupled};
+  }
+  int64_t count() const { return count_; }
+
+ private:
+  Adam body(const float* factors) const {
+    return {.w_next = output(0),
+            .m_next = output(1),
+            .v_next = output(2),
+            .w = input(0),
+            .g = input(1),
+            .m = input(4),
+            .v = input(5),
+            .factors = factors,
+            .scale = scaled_ ? input(6) : nullptr};
+  }
+  void work() override {
+    launch(*factors(), 1);
+    launch(body(scratch<float>()), count_);
   }
 
   AdamSettings settings_;
