@@ -49,6 +49,9 @@ struct CompileOptions {
   // Sizes of the parts that a batch may be divided into, where dividing is predicted to be faster or saves workspace.
   // Absent: powers of two whose costs are measured. When given, costs that are not measured are estimated.
   std::optional<BatchSizes> batch_sizes;
+  // Of a device that is fed over a link: its rates, and whether batches may have a second buffer, which whoever feeds the
+  // step must fill (TrainingStep::feed_next). `memory` is of both. Absent: batches are where the step finds them.
+  std::optional<Feeding> feeding;
   std::optional<LayoutFamily> family;
   std::map<std::string, std::string, std::less<>> kernels;   // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts;  // pinned layouts of states, by name
@@ -61,6 +64,7 @@ struct CompileOptions {
   std::optional<int> zero;
   int64_t run_effort = 4'000'000;  // of auto's search over what runs again, in things looked at
   double search_effort = 1;        // times as much for that search and for Program::bound_ms; more is never worse
+  bool gather_updates = false;     // small updates wait for each other; compile_training does so where it costs nothing
   bool as_listed = false;          // ops run in the order in which the graph lists them
   bool first_that_fits = false;    // whether there is a plan is the question, not how fast it is
   bool name_least = true;  // in Infeasible::minimum; false: it may be a bound that nothing below can do, and no search
@@ -99,8 +103,8 @@ struct Program {
   Sharding sharding;             // how states are divided among the ranks
   Bytes lower_bound;             // no plan needs less (least_bytes)
   std::optional<Bytes> minimum;  // the least memory with which there is a plan, as options.name_minimum asks
-  // No plan of these steps in this order, by these kernels and within this budget and these tiers, takes less: what runs
-  // again, and what is copied, is counted (plan/remat/time_bound.h).
+  // No plan of these steps in this order, by these kernels and within this budget (less a second buffer for the batch) and
+  // these tiers, takes less: what runs again, and what is copied, is counted (plan/remat/time_bound.h).
   double bound_ms = 0;
   Bytes baseline_peak;  // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -100,6 +101,15 @@ class Executor {
   // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are
   // lost then, and every further step throws the same. When a kernel refuses to run, throws KernelRefused.
   void run_step();
+  // The same in two: where a device computes beside the host, what is asked for when `start_step` returns is done when
+  // `finish_step` does.
+  void start_step();
+  void finish_step();
+  // Where the plan has second buffers (Plan::feeding): elements of an input, in `layout`, for the step that is started next.
+  // They come beside the one that runs. The copy is complete on return. Throws Error(internal) where there is no such buffer.
+  void write_next(TensorId input, const Layout& layout, std::span<const std::byte> elements);
+  bool has_next() const;                                   // something was written so, and no step was started since
+  std::vector<std::byte> read_next(TensorId input) const;  // what was, in the tensor's own layout
   // Runs the step on whatever lies there, without the other ranks, leaves out kernels that refuse to run, and returns
   // these. States mean nothing afterwards.
   std::vector<KernelRefused> rehearse();
@@ -109,6 +119,9 @@ class Executor {
   // stay is longer than its tensor is used.
   Bytes measured_peak() const;
   Bytes arena_bytes() const;
+  // What the last step took by the clock of a device that computes beside the host: what the host and the loader take is
+  // not in it. Nothing where the host computes.
+  std::optional<double> device_ms() const;
   bool is_captured() const;  // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;
   std::span<const StepRecord> records() const;   // one a plan step; empty without record_times
@@ -117,7 +130,6 @@ class Executor {
 
  private:
   struct Impl;
-  void run(std::vector<KernelRefused>* refused);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -154,6 +154,29 @@ struct Collective {
   friend bool operator==(const Collective&, const Collective&) = default;
 };
 
+// An input of every batch (Role::input), and the bytes of the arena that its second buffer has.
+struct FedInput {
+  TensorId tensor;
+  Bytes offset;  // 0 where there is no second buffer
+  Bytes bytes;   // the tensor's, rounded up to kStayAlignment
+  friend bool operator==(const FedInput&, const FedInput&) = default;
+};
+
+// How batches come to a device with memory of its own: over a link, from memory of the host. With a second buffer the next
+// batch comes while a step runs; its bytes are no stay's during the whole step. Between two steps it is copied to where the
+// step finds its inputs, which is all that compute waits for.
+//
+//   link      [ batch n + 1 to the second buffer ]     [ batch n + 2 ...
+//   compute   [ step n                       ][ copy ][ step n + 1 ...
+struct Feeding {
+  std::vector<FedInput> inputs;  // those that lie in the arena; none: a batch is where the step finds it, at no cost
+  bool second_buffer = false;    // of all of them, or none: then a batch comes before its step
+  double latency_us = 0;         // of a copy over the link
+  double gb_per_s = 0;           // of the link
+  double arena_gb_per_s = 0;     // of a copy within the arena, which reads and writes so much
+  friend bool operator==(const Feeding&, const Feeding&) = default;
+};
+
 struct TierUse {
   TierInfo tier;
   Bytes used;  // the end of the highest slot
@@ -181,6 +204,8 @@ struct Prediction {
   double stall_ms = 0;                // how long compute waits for them, and for messages
   double communication_ms = 0;        // how long messages are under way, of collectives and of steps that are some
   double communication_stall_ms = 0;  // how long compute waits for nothing but them
+  double feed_ms = 0;                 // of a batch over the link (Feeding); 0 where there is none
+  double wall_time_ms = 0;            // from step to step, batches included; 0 where there is no link
   int recompute_steps = 0;
   double recompute_ms = 0;
   std::vector<EngineSpan> timeline;
@@ -202,7 +227,8 @@ struct Plan {
   std::vector<Stay> stays;  // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;
-  std::vector<TierUse> tiers;           // what Move::tier and Home::tier count in
+  std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
+  Feeding feeding;
   LinkInfo link;                        // to the other ranks
   std::vector<Collective> collectives;  // in the order of their last steps: the same on all ranks
   Prediction predicted;
@@ -233,7 +259,10 @@ struct Infeasible {
 std::string to_text(const Infeasible& infeasible);
 std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so that what it says is enough
 
-// Bytes of the arena that lie in a stay, at every step. Bytes that stays share, in place or as a view, count once.
+Bytes second_buffer_bytes(const Plan& plan);
+
+// Bytes of the arena that lie in a stay or in a second buffer, at every step. Bytes that stays share, in place or as a
+// view, count once.
 std::vector<Bytes> live_bytes(const Plan& plan);
 // Most of them, and the (first) step where it is.
 struct Peak {

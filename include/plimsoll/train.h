@@ -92,7 +92,8 @@ struct TrainOptions {
 struct StepEvent {
   int64_t step = 0, total_steps = 0, epoch = 0;
   double loss = 0, lr = 0;
-  double step_time_ms = 0;              // of this step, waiting for data included
+  double step_time_ms = 0;              // of this step's compute, by the device's clock where it has one
+  double wall_time_ms = 0;              // of the same with its data, by the host's clock
   double images_per_second = 0;         // over the last steps
   std::optional<double> gradient_norm;  // before it was clipped, where it is
 };
@@ -108,13 +109,15 @@ struct EpochEvent {
 };
 struct DoneEvent {
   bool interrupted = false;
-  int64_t steps = 0, epochs = 0;      // done now
-  int64_t step = 0;                   // steps done in all, those before a checkpoint included
-  double images_per_second = 0;       // of the steps alone: evaluation and saving not counted
-  double step_time_ms = 0;            // median of the compute of a step; of one batch, where it takes several
-  double predicted_step_time_ms = 0;  // of the same, as predicted before the first step
-  double wall_time_ms = 0;            // mean of a batch, with its data: images_per_second are by this
-  double data_wait_percent = 0;       // of the wall time: until the loader had the batch
+  int64_t steps = 0, epochs = 0;  // done now
+  int64_t step = 0;               // steps done in all, those before a checkpoint included
+  double images_per_second = 0;   // of the steps alone: evaluation and saving not counted
+  // Median of the compute of a step, by the device's clock where it has one; of one batch, where it takes several.
+  double step_time_ms = 0;
+  double predicted_step_time_ms = 0;             // of the same, as predicted before the first step
+  double wall_time_ms = 0;                       // mean of a batch, with its data: images_per_second are by this
+  std::optional<double> predicted_wall_time_ms;  // where batches come over a link (Plan::feeding)
+  double data_wait_percent = 0;                  // of the wall time: while nothing ran, until the loader had the batch
   Bytes peak, budget, process_peak;
   Bytes process;  // at most, as predicted before the first step; what was stated where memory_is says so
   std::optional<Bytes>

@@ -11,6 +11,7 @@
 // It owns the program and the memory that it runs in. The device is the caller's, and must outlive it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -92,12 +93,23 @@ class TrainingStep {
   void feed_tokens(std::span<const int32_t> ids, std::span<const int32_t> labels);
   // The same for one input by its name, as row-major elements of its type. Throws Error(invalid_input) with the nearest name.
   void feed(std::string_view input, std::span<const std::byte> elements);
+  // Where the plan has a second buffer for the batch (Plan::feeding), a loop feeds each batch while the step before it runs:
+  //
+  //   step.feed_next(first); for (...) { step.start(lr); step.feed_next(next); step.finish(); }
+  //
+  // It is for the step that is started next, and may be given back on return. Nothing else may use the arena until then.
+  bool has_second_buffer() const { return program_->plan->feeding.second_buffer; }
+  void feed_next(const Batch& batch);
   // What the last run left in an output, by its name.
   StateTensor output(std::string_view name) const;
-  // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does. Where gradients are
+  // Runs the step on what it was fed with; returns its seconds, by the device's clock where that has one (Executor::device_ms).
+  // Throws as Executor::run_step does. Where gradients are
   // accumulated (OptimizerOptions::accumulate) it runs one batch of the step, and updates with the last: number `batches`
   // since the last update, or as many as the options say.
   double run(double learning_rate, int64_t batches = 0);
+  // The same in two: a device that computes beside the host does so when `start` returns (Executor::start_step).
+  void start(double learning_rate, int64_t batches = 0);
+  double finish();
   // The same with a rate for each of the optimizer's groups (OptimizerOptions::groups).
   double run(std::span<const double> learning_rates, int64_t batches = 0);
   // From the next step on, other settings of one of these groups than it was compiled with: all but its parameters and
@@ -147,8 +159,10 @@ class TrainingStep {
   void read_state(size_t i, Bytes offset, std::span<std::byte> into) const;
   void write_state(size_t i, Bytes offset, std::span<const std::byte> from);
   std::vector<StateTensor> states_that_move(const Plan& next) const;
+  std::vector<std::pair<TensorId, std::vector<std::byte>>> what_comes_next() const;
   void find_tensors();
   void feed_channels_last(const Batch& batch);
+  void start(std::span<const double> learning_rates, int64_t batches);
 
   const Device& device_;
   const ExecuteOptions options_;
@@ -163,6 +177,8 @@ class TrainingStep {
   std::vector<WholeState> wholes_;
   std::vector<CheckpointTensor> states_;  // of wholes_
   int64_t number_ = 0, accumulated_ = 0;
+  bool updates_ = false;  // the step that was started
+  std::chrono::steady_clock::time_point started_;
   uint64_t seed_ = 0;
 };
 

@@ -26,8 +26,8 @@ struct Violation {
     op_repeated,      // an op runs twice and the second is not a recomputation
     not_resident,     // a step reads or writes a tensor that is not in the arena then
     wrong_value,      // it is in the arena, but does not hold its value (never written, or lost when it left)
-    overlap,          // two stays share a byte at one time
-    out_of_arena,     // a stay ends beyond the arena, or the arena beyond the budget
+    overlap,          // two stays share a byte at one time, or a second buffer one with anything
+    out_of_arena,     // a stay or a second buffer ends beyond the arena, or the arena beyond the budget
     misaligned,       // an offset is not a multiple of kStayAlignment, or a slot of kSlotAlignment
     wrong_size,       // a stay is smaller than its tensor, or a workspace than its step's
     state_changed,    // a recomputation changes a state, or an update reads after it was overwritten
@@ -36,6 +36,7 @@ struct Violation {
     bad_move,         // a copy overlaps the use of its bytes, or brings what was never taken out
     bad_index,        // a step, tensor or op that does not exist
     bad_collective,  // messages: of steps that are none, out of order, or bytes that are used while they are on the wire
+    bad_feeding,     // of what is no input of a batch, twice, or of only some of them; a link's numbers make no sense
     bad_home,        // of what does not come from outside, a second one, or on another's bytes
     out_of_tier,     // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
     bad_threads,  // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores

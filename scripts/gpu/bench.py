@@ -132,7 +132,8 @@ class Bench:
         return {"model": model, "batch": batch, "images_per_second": batch / done["step_time_ms"] * 1000, "step_ms": done["step_time_ms"],
                 "wall_images_per_second": done["images_per_second"], "data_wait_percent": done["data_wait_percent"],
                 "predicted_ms": done["predicted_step_time_ms"], "peak_bytes": done["peak_bytes"], "captured": done["captured"],
-                "layout": plan["layout"], "policy": plan["policy"]}
+                "layout": plan["layout"], "policy": plan["policy"], "input_buffers": plan["input_buffers"],
+                "predicted_wall_ms": done["predicted_wall_time_ms"]}
 
     # PyTorch: in its own environment, without libraries of ours.
 

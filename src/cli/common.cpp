@@ -369,7 +369,8 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
                          .placement = flags.placement,
                          .tiers = session.tiers,
                          .optimizer = flags.optimizer_options(),
-                         .exact = flags.exact};
+                         .exact = flags.exact,
+                         .feeding = session.feeding};
   options.memory = process ? arena_within(*process, flags.memory_bytes().value()) : flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();

@@ -184,12 +184,14 @@ PlanReason find_reason(Planner& planner, CompileOptions options, const Program& 
   options.name_minimum = false;
   options.policy = "liveness";
   options.memory = {INT64_MAX};
+  const std::optional<Feeding> feeding = std::exchange(options.feeding, std::nullopt);
   const auto keeping = planner.plan(options);
   const Program* all = std::get_if<Program>(&keeping);
   if (all == nullptr || all->plan->arena <= budget) return reason_of(program, {.keeping = all});
   if (seconds > kQuickly && planner.flags.report.empty()) return reason_of(program, {.keeping = all});
   options.policy = planner.flags.policy;
   options.memory = a_tenth_more(budget);
+  options.feeding = feeding;
   const auto more = planner.plan(options);
   return reason_of(program, {.keeping = all, .more = std::get_if<Program>(&more)});
 }
@@ -328,6 +330,7 @@ Bytes share_of_network(const PlanFlags& flags, Planner& planner, CompileOptions 
   options.name_minimum = false;
   options.policy = "liveness";
   options.memory = {INT64_MAX};
+  options.feeding.reset();
   const auto keeping = planner.plan(options);
   const Program* const program = std::get_if<Program>(&keeping);
   return program != nullptr ? flags.share_of(program->plan->arena) : options.memory;  // no kernels keep --workspace
@@ -348,6 +351,7 @@ int run_plan(const PlanFlags& flags) {
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers(), probing_room(flags));
+  find_feeding(session, probing_room(flags));
   for (const std::string& notice : session.notices) complain(notice);
   if (flags.ranks > 1) session.device = with_ranks(std::move(session.device), link_of(flags), nullptr);
   const ProcessMemory process = process_of(flags, network, flags.data);

@@ -308,6 +308,7 @@ json done_json(const DoneEvent& d, const TrainOptions& options) {
           {"step_time_ms", d.step_time_ms},  // these two: of one batch
           {"predicted_step_time_ms", d.predicted_step_time_ms},
           {"wall_time_ms", d.wall_time_ms},
+          {"predicted_wall_time_ms", d.predicted_wall_time_ms ? json(*d.predicted_wall_time_ms) : json(nullptr)},
           {"data_wait_percent", d.data_wait_percent},
           {"captured", d.captured},
           {"peak_bytes", d.peak.count},
@@ -370,6 +371,7 @@ json step_json(const StepEvent& e) {
           {"loss", e.loss},
           {"lr", e.lr},
           {"step_time_ms", e.step_time_ms},
+          {"wall_time_ms", e.wall_time_ms},
           {"images_per_second", e.images_per_second},
           {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }
@@ -516,7 +518,10 @@ class Narrator {
       out_.write(event);
     }
     if (!event_file_) return;
-    std::vector<Scalar> scalars{{"step/loss", e.loss}, {"step/lr", e.lr}, {"step/time_ms", e.step_time_ms}};
+    std::vector<Scalar> scalars{{"step/loss", e.loss},
+                                {"step/lr", e.lr},
+                                {"step/time_ms", e.step_time_ms},
+                                {"step/wall_time_ms", e.wall_time_ms}};
     if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
     go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
   }

@@ -54,7 +54,9 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
 Route route_of(const Graph& graph, const CompileOptions& options) {
   if (options.as_listed) return listed_route(graph);
   const Bytes in_flight = options.in_flight.value_or(0_B);
-  return advance_gathers(graph, delay_updates(graph, make_route(graph), in_flight), in_flight);
+  Route route = make_route(graph);
+  if (options.gather_updates) route = gather_updates(graph, route);
+  return advance_gathers(graph, delay_updates(graph, std::move(route), in_flight), in_flight);
 }
 
 bool may_reorder(const std::string& policy) {

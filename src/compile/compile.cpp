@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "compile/attempt.h"
+#include "compile/feeding.h"
 #include "compile/least_memory.h"
 #include "kernels/workspace_limits.h"
 #include "passes/passes.h"
@@ -586,10 +587,8 @@ bool may_be_undivided(const Program& by_rows, const CompileOptions& options) {
          plan.predicted.recompute_steps == 0 && by_rows.network.graph.op_count() <= kManyOps;
 }
 
-}  // namespace
-
-std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
-                                                   const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_unfed(const Network& network, const Device& device, const CostTable& costs,
+                                                const CompileOptions& options) {
   auto by_rows = compile_step(network, device, costs, options);
   auto* const program = std::get_if<Program>(&by_rows);
   if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
@@ -603,6 +602,38 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   other->minimum = program->minimum;
   other->lower_bound = program->lower_bound;
   return whole;
+}
+
+// Where a device is asked for one launch after another, small updates stand together, to be one. Some gradients live longer
+// for it: so it is done only where nothing has to leave the arena or run twice.
+std::variant<Program, Infeasible> compile_gathered(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  auto result = compile_unfed(network, device, costs, options);
+  auto* const program = std::get_if<Program>(&result);
+  const auto is_free = [](const Program& p) {
+    return p.plan->moves.empty() && p.plan->homes.empty() && p.plan->predicted.recompute_steps == 0;
+  };
+  if (program == nullptr || !device.info().asynchronous || options.optimizer.ranks > 1 || options.first_that_fits ||
+      program->network.graph.op_count() > kManyOps || !is_free(*program))
+    return result;
+  CompileOptions gathered = options;
+  gathered.gather_updates = true;
+  gathered.name_minimum = false;
+  auto other = compile_unfed(network, device, costs, gathered);
+  auto* const found = std::get_if<Program>(&other);
+  if (found == nullptr || !is_free(*found) ||
+      found->plan->predicted.step_time_ms > program->plan->predicted.step_time_ms * kRounding)
+    return result;
+  found->minimum = program->minimum;
+  return other;
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  return compile_fed(options,
+                     [&](const CompileOptions& asked) { return compile_gathered(network, device, costs, asked); });
 }
 
 namespace {

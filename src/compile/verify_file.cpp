@@ -49,6 +49,9 @@ class FileChecker {
   void check_extent() {
     Bytes arena;
     for (const Stay& stay : plan_.stays) arena = std::max(arena, stay.offset + stay.bytes);
+    if (plan_.feeding.second_buffer) {
+      for (const FedInput& input : plan_.feeding.inputs) arena = std::max(arena, input.offset + input.bytes);
+    }
     if (plan_.arena != arena)
       report(Rule::wrong_size,
              fmt::format("the arena has {} bytes; its stays end at {}", plan_.arena.count, arena.count));
@@ -79,7 +82,9 @@ class FileChecker {
         {"lower_bound_ms", claimed.lower_bound_ms, found.lower_bound_ms},
         {"copy_ms", claimed.copy_ms, found.copy_ms},
         {"stall_ms", claimed.stall_ms, found.stall_ms},
-        {"recompute_ms", claimed.recompute_ms, found.recompute_ms}};
+        {"recompute_ms", claimed.recompute_ms, found.recompute_ms},
+        {"feed_ms", claimed.feed_ms, found.feed_ms},
+        {"wall_time_ms", claimed.wall_time_ms, found.wall_time_ms}};
     for (const auto& [field, said, is] : numbers) {
       if (!same(said, is))
         report(Rule::wrong_prediction, fmt::format("{} is said to be {}; run on paper it is {}", field, said, is));

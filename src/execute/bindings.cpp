@@ -33,6 +33,13 @@ class Binder {
           is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last_step(plan_));
       result_.copies.push_back(region(move.tensor, stays_.at(move.tensor, step)));
     }
+    if (plan_.feeding.second_buffer) {
+      for (const FedInput& input : plan_.feeding.inputs) {
+        const Region place = region(input.tensor, stays_.at_rest(input.tensor));
+        result_.next.push_back(
+            {.buffer = {result_.arena + input.offset.count, place.bytes, input.tensor}, .place = place});
+      }
+    }
     bind_rest();
     return std::move(result_);
   }

@@ -33,6 +33,11 @@ struct Bindings {
   Bytes arena_bytes;
   ById<StepIndex, KernelBinding> steps;
   std::vector<Region> copies;  // by move
+  // Where the next batch comes to while a step runs, and where the step after it finds it; nothing without second buffers.
+  struct Next {
+    Region buffer, place;
+  };
+  std::vector<Next> next;
   // What the arena holds between two training steps: what comes from outside before a step, and what it leaves.
   std::vector<Region> found, left;
 };

@@ -120,7 +120,7 @@ void ConcurrentDriver::make_teams() {
                                    [this](int worker, int32_t step) { run_step(worker, step); });
 }
 
-void ConcurrentDriver::run(std::vector<KernelRefused>*) {
+void ConcurrentDriver::start(std::vector<KernelRefused>*) {
   this_worker = 0;
   // Whoever finished the last training step may still be on the way out.
   for (int32_t none = 0; !waiting_.compare_exchange_weak(none, 1, std::memory_order_acq_rel); none = 0)

@@ -33,7 +33,7 @@ class ConcurrentDriver final : public Driver {
   ~ConcurrentDriver() override;
 
   // Throws what a kernel or a copy threw, when everything else that had begun is over.
-  void run(std::vector<KernelRefused>*) override;
+  void start(std::vector<KernelRefused>*) override;
   void rest() noexcept override { engines_->rest(); }
 
  private:

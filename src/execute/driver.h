@@ -6,7 +6,9 @@
 //   queued      for a device that computes beside the host: all is asked for at once, and waited for at the end
 #pragma once
 
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/tier/tier.h"
@@ -37,16 +39,31 @@ struct ReadyPlan {
 class Driver {
  public:
   virtual ~Driver() = default;
-  // A training step; all of it is done on return. Throws what a kernel, a copy or a check threw; kernels that refuse to
-  // run are left out where somebody wants to know them.
-  virtual void run(std::vector<KernelRefused>* refused) = 0;
+  // A training step: `start` asks for it, and all of it is done when `finish` returns. Where no device computes beside the
+  // host, that is when `start` does. Both throw what a kernel, a copy or a check threw; kernels that refuse to run are left
+  // out where somebody wants to know them.
+  virtual void start(std::vector<KernelRefused>* refused) = 0;
+  virtual void finish() {}
+  // Between two steps: copies what came to the second buffers to where the step finds it. The buffers may be written again
+  // when `await_taken` returns, beside the step that `start` asked for.
+  virtual void take_next() {
+    for (const Bindings::Next& next : ready_plan_.bindings.next)
+      std::memcpy(next.place.at, next.buffer.at, next.place.bytes.count);
+  }
+  virtual void await_taken() {}
   virtual void rest() noexcept = 0;  // after a failure: until nothing runs any more
   virtual bool is_captured() const { return false; }
+  // What the last step took by the clock of a device that computes beside the host.
+  virtual std::optional<double> device_ms() const { return std::nullopt; }
   Bytes peak() const { return meter_.peak(); }
 
  protected:
-  explicit Driver(const ReadyPlan& ready) : meter_(ready.bindings, ready.plan, nodes_in_order(ready.plan)) {}
+  explicit Driver(const ReadyPlan& ready)
+      : meter_(ready.bindings, ready.plan, nodes_in_order(ready.plan)), ready_plan_(ready) {}
   PeakMeter meter_;
+
+ private:
+  const ReadyPlan& ready_plan_;
 };
 
 // What is ready must outlive the driver.

@@ -152,6 +152,8 @@ struct Executor::Impl {
   StaysOfTensors stays;
   std::unique_ptr<Homes> homes;
   bool ran = false;
+  // Of the second buffers: nobody wrote there, a step has taken what was there, or the next one will.
+  enum class Next : uint8_t { none, taken, here } next = Next::none;
   std::exception_ptr failure;      // what a step ended with: there is none after it
   std::unique_ptr<Driver> driver;  // the first to go: it runs what stands above
 
@@ -203,6 +205,26 @@ struct Executor::Impl {
 
   std::byte* storage_of(TensorId tensor) const { return memory.arena->base() + stays.at_rest(tensor).offset.count; }
 
+  const Bindings::Next& next_of(TensorId tensor) const {
+    for (const Bindings::Next& next : ready.bindings.next) {
+      if (next.buffer.tensor == tensor) return next;
+    }
+    throw Error(ErrorCode::internal, fmt::format("'{}' has no second buffer", ready.graph.tensor(tensor).name));
+  }
+
+  // What a step ends with, it ends with for good.
+  template <class Action>
+  void attempt(const Action& action) {
+    if (failure) std::rethrow_exception(failure);
+    try {
+      action();
+    } catch (...) {
+      failure = std::current_exception();
+      driver->rest();
+      throw;
+    }
+  }
+
   void check_range(const Tensor& tensor, int64_t first, size_t bytes) const {
     const int64_t size = element_bytes(tensor);
     const int64_t count = static_cast<int64_t>(bytes) / size;
@@ -218,48 +240,85 @@ Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, c
     : impl_(std::make_unique<Impl>(graph, plan, device, options, std::move(memory))) {}
 Executor::~Executor() = default;
 
+namespace {
+
+// Elements from number `first` on, to storage in the arena that has the tensor's bytes.
+void write_to(std::byte* storage, const Device& device, const Tensor& tensor, int64_t first,
+              std::span<const std::byte> elements) {
+  const int64_t size = element_bytes(tensor);
+  const int64_t count = static_cast<int64_t>(elements.size()) / size;
+  const bool padded = tensor.bytes().count != element_count(tensor.shape) * size;  // with zeros
+  if (device.host_addressable()) {
+    if (first == 0 && padded) std::memset(storage, 0, tensor.bytes().count);
+    scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage);
+    return;
+  }
+  if (tensor.layout.is_plain()) {
+    device.write(storage + first * size, elements);
+    return;
+  }
+  if (first == 0 && padded) device.write(storage, std::vector<std::byte>(tensor.bytes().count));
+  const RowWindow window = window_around(tensor, first, count);
+  const auto rows = std::make_unique_for_overwrite<std::byte[]>(window.bytes);
+  const std::span<std::byte> bytes(rows.get(), window.bytes);
+  if (padded || count < window.count) device.read(bytes, storage + window.at);
+  scatter_elements(window.shape, tensor.layout, size, first - window.first, count, elements.data(), rows.get());
+  device.write(storage + window.at, bytes);
+}
+
+// Of elements that lie in `layout`.
+std::vector<std::byte> row_major_of(const Tensor& tensor, const Layout& layout, std::span<const std::byte> elements) {
+  const int64_t count = element_count(tensor.shape), size = element_bytes(tensor);
+  std::vector<std::byte> row_major(static_cast<size_t>(count * size));
+  gather_elements(tensor.shape, layout, size, 0, count, elements.data(), row_major.data());
+  return row_major;
+}
+
+void check_whole(const Tensor& tensor, const Layout& layout, std::span<const std::byte> elements) {
+  const int64_t bytes = std::ssize(elements);
+  if (bytes == storage_bytes(tensor.shape, tensor.dtype, layout).count) return;
+  throw Error(ErrorCode::internal, fmt::format("tensor '{}' ({}) as '{}' has not {} bytes", tensor.name,
+                                               to_string(tensor.shape), layout.tag, bytes));
+}
+
+}  // namespace
+
 void Executor::write(TensorId id, std::span<const std::byte> elements) { write(id, 0, elements); }
 void Executor::read(TensorId id, std::span<std::byte> elements) const { read(id, 0, elements); }
 
 void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elements) {
   const Tensor& tensor = impl_->ready.graph.tensor(id);
   impl_->check_range(tensor, first, elements.size());
-  const int64_t size = element_bytes(tensor);
-  if (impl_->homes->has(id)) return impl_->homes->write(id, size, first, elements);
-  std::byte* storage = impl_->storage_of(id);
-  const int64_t count = static_cast<int64_t>(elements.size()) / size;
-  const bool padded = tensor.bytes().count != element_count(tensor.shape) * size;  // with zeros
-  if (impl_->ready.device.host_addressable()) {
-    if (first == 0 && padded) std::memset(storage, 0, tensor.bytes().count);
-    scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage);
-    return;
-  }
-  if (tensor.layout.is_plain()) {
-    impl_->ready.device.write(storage + first * size, elements);
-    return;
-  }
-  if (first == 0 && padded) impl_->ready.device.write(storage, std::vector<std::byte>(tensor.bytes().count));
-  const RowWindow window = window_around(tensor, first, count);
-  const auto rows = std::make_unique_for_overwrite<std::byte[]>(window.bytes);
-  const std::span<std::byte> bytes(rows.get(), window.bytes);
-  if (padded || count < window.count) impl_->ready.device.read(bytes, storage + window.at);
-  scatter_elements(window.shape, tensor.layout, size, first - window.first, count, elements.data(), rows.get());
-  impl_->ready.device.write(storage + window.at, bytes);
+  if (impl_->homes->has(id)) return impl_->homes->write(id, element_bytes(tensor), first, elements);
+  write_to(impl_->storage_of(id), impl_->ready.device, tensor, first, elements);
 }
 
 void Executor::write(TensorId id, const Layout& layout, std::span<const std::byte> elements) {
   const Tensor& tensor = impl_->ready.graph.tensor(id);
-  const int64_t bytes = std::ssize(elements);
-  if (bytes != storage_bytes(tensor.shape, tensor.dtype, layout).count) {
-    throw Error(ErrorCode::internal, fmt::format("tensor '{}' ({}) as '{}' has not {} bytes", tensor.name,
-                                                 to_string(tensor.shape), layout.tag, bytes));
-  }
+  check_whole(tensor, layout, elements);
   if (layout == tensor.layout && !impl_->homes->has(id))
     return impl_->ready.device.write(impl_->storage_of(id), elements);
-  const int64_t count = element_count(tensor.shape), size = element_bytes(tensor);
-  std::vector<std::byte> row_major(static_cast<size_t>(count * size));
-  gather_elements(tensor.shape, layout, size, 0, count, elements.data(), row_major.data());
-  write(id, row_major);
+  write(id, row_major_of(tensor, layout, elements));
+}
+
+void Executor::write_next(TensorId id, const Layout& layout, std::span<const std::byte> elements) {
+  const Tensor& tensor = impl_->ready.graph.tensor(id);
+  check_whole(tensor, layout, elements);
+  std::byte* const buffer = impl_->next_of(id).buffer.at;
+  if (impl_->next == Impl::Next::taken) impl_->driver->await_taken();
+  impl_->next = Impl::Next::here;
+  const bool lies_so = layout == tensor.layout || (layout.is_plain() && tensor.layout.is_plain());
+  if (lies_so) return impl_->ready.device.write(buffer, elements);
+  write_to(buffer, impl_->ready.device, tensor, 0, row_major_of(tensor, layout, elements));
+}
+
+bool Executor::has_next() const { return impl_->next == Impl::Next::here; }
+
+std::vector<std::byte> Executor::read_next(TensorId id) const {
+  const Region& buffer = impl_->next_of(id).buffer;
+  std::vector<std::byte> elements(static_cast<size_t>(buffer.bytes.count));
+  impl_->ready.device.read(elements, buffer.at);
+  return elements;
 }
 
 std::span<std::byte> Executor::bytes_at_rest(TensorId state) {
@@ -320,28 +379,42 @@ void Executor::initialize(uint64_t seed) {
   }
 }
 
-void Executor::run_step() { run(nullptr); }
+void Executor::run_step() {
+  start_step();
+  finish_step();
+}
+
+void Executor::start_step() {
+  impl_->attempt([&] {
+    impl_->homes->flush();
+    if (impl_->next == Impl::Next::here) {
+      impl_->driver->take_next();
+      impl_->next = Impl::Next::taken;
+    }
+    impl_->driver->start(nullptr);
+  });
+}
+
+void Executor::finish_step() {
+  impl_->attempt([&] {
+    impl_->driver->finish();
+    impl_->ran = true;
+  });
+}
 
 std::vector<KernelRefused> Executor::rehearse() {
   std::vector<KernelRefused> refused;
-  run(&refused);
+  impl_->attempt([&] {
+    impl_->homes->flush();
+    impl_->driver->start(&refused);
+    impl_->driver->finish();
+    impl_->ran = true;
+  });
   return refused;
 }
 
-void Executor::run(std::vector<KernelRefused>* refused) {
-  if (impl_->failure) std::rethrow_exception(impl_->failure);
-  try {
-    impl_->homes->flush();
-    impl_->driver->run(refused);
-    impl_->ran = true;
-  } catch (...) {
-    impl_->failure = std::current_exception();
-    impl_->driver->rest();
-    throw;
-  }
-}
-
 Bytes Executor::measured_peak() const { return impl_->ran ? impl_->driver->peak() : Bytes{}; }
+std::optional<double> Executor::device_ms() const { return impl_->driver->device_ms(); }
 bool Executor::is_captured() const { return impl_->driver->is_captured(); }
 Bytes Executor::arena_bytes() const { return impl_->memory.arena->bytes(); }
 const Memory& Executor::memory() const { return impl_->memory; }

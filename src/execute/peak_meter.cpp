@@ -143,6 +143,7 @@ class ValueFinder {
 
 PeakMeter::PeakMeter(const Bindings& bindings, const Plan& plan, std::span<const int32_t> order) {
   const int32_t steps = static_cast<int32_t>(plan.steps.size());
+  for (const Bindings::Next& next : bindings.next) always_ += align_up(next.buffer.bytes, kStayAlignment).count;
   ValueFinder finder(bindings.arena);
   for (const Region& region : bindings.found) finder.found(region);
   for (const int32_t node : order) {
@@ -172,7 +173,7 @@ PeakMeter::PeakMeter(const Bindings& bindings, const Plan& plan, std::span<const
 }
 
 void PeakMeter::begin() {
-  bytes_ = 0;
+  bytes_ = always_;
   for (const Place& p : places_) bytes_ += p.from_start ? p.bytes : 0;
   peak_ = std::max(peak_, bytes_);
   for (size_t i = 0; i < places_.size(); ++i) {

@@ -8,6 +8,7 @@
 //     when the driver has waited for it: until then the bytes are the copy's.
 //   - What comes from outside is in use from the beginning of the training step to its last reader. What is left for
 //     the outside, or read by the next training step before anybody writes it, is in use to the end.
+//   - A second buffer for the next batch is in use all the time.
 //   - Bytes count as they are bound, rounded up to kStayAlignment.
 //
 //   step        0        1        2        3
@@ -47,6 +48,7 @@ class PeakMeter {
   std::vector<int32_t> first_, all_;  // places by node
   std::vector<int32_t> users_left_;   // by place
   std::vector<uint8_t> in_use_;       // by place
+  int64_t always_ = 0;
   int64_t bytes_ = 0, peak_ = 0;
 };
 

@@ -9,11 +9,17 @@
 // Collectives are asked of a queue of their own, in the plan's order, which is that of all ranks. It waits for the last of
 // their steps, and compute for them where the plan says so.
 //
+// The next batch comes to its second buffer beside the step, by the host's own copies. Compute takes it from there before
+// the next step, outside of what is captured: so a step finds its inputs where it always does, and there is one capture.
+//
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <set>
 
+#include "device/joinable.h"
 #include "device/tier/staged.h"
 #include "execute/copy_engine.h"
 #include "execute/driver.h"
@@ -29,9 +35,13 @@ class QueuedDriver final : public Driver {
   QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues);
   ~QueuedDriver() override { rest(); }
 
-  void run(std::vector<KernelRefused>* refused) override;
+  void start(std::vector<KernelRefused>* refused) override;
+  void finish() override;
+  void take_next() override;
+  void await_taken() override;
   void rest() noexcept override;
   bool is_captured() const override { return captured_; }
+  std::optional<double> device_ms() const override { return device_ms_; }
 
  private:
   using Queue = Queues::Queue;
@@ -53,17 +63,25 @@ class QueuedDriver final : public Driver {
     Queues::Mark ready = -1, begin = -1, done = -1;
     bool is_sent = false;  // in this step
   };
+  struct Together {  // steps that are one launch, asked for where the first of them stands
+    std::unique_ptr<Kernel> kernel;
+    std::vector<double> ends;  // of each, as a share of all their bytes
+  };
   struct Ready {  // what copies that start at a boundary start from, -1 where none do
     Queues::Mark out = -1, in = -1;
   };
 
+  bool may_join(size_t step) const;
+  void join_steps();
   void make_lane(const CopyRoute& route);
   void make_marks();
   const std::byte* scale_of(const Collective& collective) const;
   void make_messages();
 
+  void ask_one_by_one(std::vector<KernelRefused>* refused);
   void ask(bool timed, std::vector<KernelRefused>* refused = nullptr);
   void ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused);
+  void ask_together(size_t first, bool timed);
   void pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed);
   void transfer(const CopyRange& range, Queue queue, bool timed);
   void wait(const CopyRange& range);
@@ -81,13 +99,17 @@ class QueuedDriver final : public Driver {
   ReadyPlan& ready_;
   std::optional<MemoryCheck> check_;
   std::unique_ptr<Queues> queues_;
-  bool measuring_ = true;
+  bool measuring_ = true, rehearsed_ = false;  // rehearsed_: the last step was asked for kernel by kernel
   bool may_capture_, captured_ = false;
   int runs_ = 0;
-  std::vector<Ready> starts_;  // by boundary
+  std::vector<Ready> starts_;           // by boundary
+  Queues::Mark begin_ = -1, end_ = -1;  // of a step, around what is captured
+  Queues::Mark taken_ = -1;             // the second buffers are free again
+  std::optional<double> device_ms_;
   Queues::Mark start_ = -1;
   Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
   std::vector<Queues::Mark> begins_, ends_;       // of steps, where times are taken
+  std::map<size_t, Together> together_;           // by the first of their steps
   std::vector<Message> messages_;                 // by collective
   std::vector<int32_t> sends_;                    // by step: the collective that it completes; -1: none
   std::vector<std::vector<int32_t>> receives_;    // by step, and the end: those that are complete before it
@@ -100,6 +122,51 @@ QueuedDriver::QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues)
   for (const CopyRoute& route : ready.boundaries.routes) make_lane(route);
   make_messages();
   make_marks();
+  join_steps();
+}
+
+// Nothing is started or waited for between this step and the one before it, and what it writes lies where it reads: then it
+// may as well be done when the first of its like is.
+bool QueuedDriver::may_join(size_t step) const {
+  const Boundary& boundary = ready_.boundaries.before[step];
+  if (!boundary.out.empty() || !boundary.in.empty() || !receives_[step].empty()) return false;
+  const KernelBinding& binding = ready_.bindings.steps[static_cast<StepIndex>(step)];
+  return std::ranges::all_of(binding.outputs, [&](const Region& output) {
+    return output.at == nullptr ||
+           std::ranges::any_of(binding.inputs, [&](const Region& input) { return input.at == output.at; });
+  });
+}
+
+void QueuedDriver::join_steps() {
+  for (size_t first = 0; first < ready_.steps();) {
+    std::vector<Kernel*> kernels;
+    std::set<const std::byte*> written;
+    for (size_t s = first; s < ready_.steps(); ++s) {
+      if (dynamic_cast<Joinable*>(ready_.kernels[s].get()) == nullptr || (s > first && !may_join(s))) break;
+      const KernelBinding& binding = ready_.bindings.steps[static_cast<StepIndex>(s)];
+      if (std::ranges::any_of(binding.inputs, [&](const Region& input) { return written.contains(input.at); })) break;
+      for (const Region& output : binding.outputs) {
+        if (output.at != nullptr) written.insert(output.at);
+      }
+      kernels.push_back(ready_.kernels[s].get());
+    }
+    JoinedKernel joined;
+    if (kernels.size() > 1) joined = dynamic_cast<Joinable&>(*kernels.front()).join(kernels);
+    if (joined.count < 2) {
+      ++first;
+      continue;
+    }
+    Together& together = together_[first];
+    together.kernel = std::move(joined.kernel);
+    double bytes = 0;
+    for (size_t s = first; s < first + joined.count; ++s) {
+      for (const Region& input : ready_.bindings.steps[static_cast<StepIndex>(s)].inputs)
+        bytes += static_cast<double>(input.bytes.count);
+      together.ends.push_back(bytes);
+    }
+    for (double& end : together.ends) end /= std::max(bytes, 1.0);
+    first += joined.count;
+  }
 }
 
 // It comes from outside the step. Where it does not lie where the step found it, nobody can look before.
@@ -201,6 +268,8 @@ void QueuedDriver::make_lane(const CopyRoute& route) {
 }
 
 void QueuedDriver::make_marks() {
+  for (Queues::Mark* mark : {&begin_, &end_}) *mark = queues_->make_mark(true);
+  if (!ready_.bindings.next.empty()) taken_ = queues_->make_mark(false);
   for (const Boundary& boundary : ready_.boundaries.before) {
     auto mark = [&](const Pass& pass) { return pass.starts.empty() ? -1 : queues_->make_mark(false); };
     const Queues::Mark out = mark(boundary.out);
@@ -233,22 +302,37 @@ void QueuedDriver::rest() noexcept {
   }
 }
 
-void QueuedDriver::run(std::vector<KernelRefused>* refused) {
+void QueuedDriver::start(std::vector<KernelRefused>* refused) {
   if (!captured_ && may_capture_ && runs_ >= kRunsBeforeCapture) may_capture_ = captured_ = capture();
   ++runs_;
-  if (captured_) {
-    forget_sums();
-    queues_->replay();
-    queues_->synchronize();
-    if (ready_.options.time_captured) keep_times();
-    return;
-  }
-  choose_messages(refused != nullptr);
+  forget_sums();
+  rehearsed_ = refused != nullptr;
+  if (!captured_) choose_messages(rehearsed_);
+  queues_->mark(Queue::compute, begin_);
+  captured_ ? queues_->replay() : ask_one_by_one(refused);
+  queues_->mark(Queue::compute, end_);
+}
+
+void QueuedDriver::finish() {
+  queues_->synchronize();
+  device_ms_ = queues_->ms_between(begin_, end_);
+  if (!captured_ || ready_.options.time_captured) keep_times();
+}
+
+// Outside of what is captured, whose marks nobody could wait for.
+void QueuedDriver::take_next() {
+  for (const Bindings::Next& next : ready_.bindings.next)
+    queues_->copy_within(next.place.at, next.buffer.at, next.place.bytes.count);
+  queues_->mark(Queue::compute, taken_);
+}
+
+void QueuedDriver::await_taken() { queues_->synchronize(taken_); }
+
+void QueuedDriver::ask_one_by_one(std::vector<KernelRefused>* refused) {
   const Clock::time_point now = Clock::now();
   for (const Lane& lane : lanes_) {
     if (lane.engine) lane.engine->begin_round(now);
   }
-  forget_sums();
   if (start_ >= 0) {
     queues_->mark(Queue::compute, start_);
     queues_->wait(Queue::out, start_);
@@ -257,8 +341,6 @@ void QueuedDriver::run(std::vector<KernelRefused>* refused) {
   if (measuring_) meter_.begin();
   ask(true, refused);
   measuring_ = false;  // every training step is the same
-  queues_->synchronize();
-  keep_times();
 }
 
 // Where anything goes wrong nothing has been done, and steps go on as before.
@@ -301,7 +383,14 @@ void QueuedDriver::ask(bool timed, std::vector<KernelRefused>* refused) {
     pass(boundaries[s].out, Queue::out, starts_[s].out, timed);
     if (check_ && s > 0) fill(check_->dying(static_cast<StepIndex>(s) - 1));
     pass(boundaries[s].in, Queue::in, starts_[s].in, timed);
-    ask_step(s, timed, refused);
+    // Where refusals are wanted, each kernel is asked for by itself.
+    const auto together = refused == nullptr ? together_.find(s) : together_.end();
+    if (together == together_.end()) {
+      ask_step(s, timed, refused);
+    } else {
+      ask_together(s, timed);
+      s += together->second.ends.size() - 1;
+    }
   }
   receive(ready_.steps());
   pass(boundaries.back().out, Queue::out, starts_.back().out, timed);
@@ -326,6 +415,20 @@ void QueuedDriver::ask_step(size_t step, bool timed, std::vector<KernelRefused>*
     send(step, timed);
   }
   if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[step]);
+}
+
+void QueuedDriver::ask_together(size_t first, bool timed) {
+  const Together& together = together_.at(first);
+  const size_t last = first + together.ends.size() - 1;
+  if (timed && !begins_.empty()) queues_->mark(Queue::compute, begins_[first]);
+  run_kernel(ready_.graph, ready_.plan.steps[first], *together.kernel);
+  for (size_t s = first; s <= last && measuring_; ++s) {
+    meter_.start(static_cast<int32_t>(s));
+    meter_.end(static_cast<int32_t>(s));
+  }
+  if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[first]);
+  if (!check_) return;
+  for (size_t s = first; s < last; ++s) fill(check_->dying(static_cast<StepIndex>(s)));
 }
 
 void QueuedDriver::pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed) {
@@ -389,6 +492,16 @@ void QueuedDriver::fill(std::span<const MemoryCheck::Range> ranges) {
 
 void QueuedDriver::keep_times() {
   for (size_t s = 0; s < begins_.size(); ++s) {
+    if (const auto together = together_.find(s); together != together_.end() && !rehearsed_) {
+      const double begin = queues_->ms_between(start_, begins_[s]), end = queues_->ms_between(start_, ends_[s]);
+      double at = begin;
+      for (const double share : together->second.ends) {
+        ready_.records[s] = {at, begin + share * (end - begin)};
+        at = ready_.records[s++].end_ms;
+      }
+      --s;
+      continue;
+    }
     if (!ready_.kernels[s] && !is_collective(s)) continue;
     const double begin = queues_->ms_between(start_, begins_[s]);
     ready_.records[s] = {begin, ready_.kernels[s] ? queues_->ms_between(start_, ends_[s]) : begin};

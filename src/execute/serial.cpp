@@ -21,7 +21,7 @@ class SerialDriver final : public Driver {
     if (ready.options.check_memory) check_.emplace(ready.graph, ready.plan, ready.bindings);
   }
 
-  void run(std::vector<KernelRefused>*) override {
+  void start(std::vector<KernelRefused>*) override {
     start_ = Clock::now();
     engines_.begin(start_);
     messages_.begin(start_);

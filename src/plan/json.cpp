@@ -77,6 +77,20 @@ ordered_json link_json(const LinkInfo& link) {
           {"compute_share", link.compute_share}};
 }
 
+ordered_json feeding_json(const Feeding& feeding, const Graph& graph) {
+  ordered_json inputs = ordered_json::array();
+  for (const FedInput& input : feeding.inputs) {
+    ordered_json j = {{"tensor", graph.tensor(input.tensor).name}, {"bytes", input.bytes.count}};
+    if (feeding.second_buffer) j["offset"] = input.offset.count;
+    inputs.push_back(std::move(j));
+  }
+  return {{"second_buffer", feeding.second_buffer},
+          {"latency_us", feeding.latency_us},
+          {"gb_per_s", feeding.gb_per_s},
+          {"arena_gb_per_s", feeding.arena_gb_per_s},
+          {"inputs", std::move(inputs)}};
+}
+
 ordered_json collective_json(const Collective& collective, const Graph&) {
   return {{"steps", collective.steps}, {"before", collective.before}, {"time_ms", collective.time_ms}};
 }
@@ -99,6 +113,10 @@ ordered_json prediction_json(const Prediction& p) {
     j["communication_ms"] = p.communication_ms;
     j["communication_stall_ms"] = p.communication_stall_ms;
   }
+  if (p.wall_time_ms != 0) {
+    j["feed_ms"] = p.feed_ms;
+    j["wall_time_ms"] = p.wall_time_ms;
+  }
   j["timeline"] = std::move(timeline);
   return j;
 }
@@ -116,9 +134,9 @@ class PlanReader {
   PlanReader(const JsonReader& file, const Graph& graph) : file_(file), graph_(graph) {}
 
   Plan read() {
-    file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers", "link",
-                "collectives"});
+    file_.only({"format", "version",     "graph",        "device",    "policy", "placement",  "budget",
+                "arena",  "lower_bound", "plan_time_ms", "predicted", "cores",  "steps",      "stays",
+                "moves",  "homes",       "tiers",        "feeding",   "link",   "collectives"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));
@@ -141,6 +159,7 @@ class PlanReader {
     for (size_t i = 0; i < tiers.size(); ++i) plan_.tiers.push_back(tier(tiers.item(i)));
     for (size_t i = 0; i < moves.size(); ++i) plan_.moves.push_back(move(moves.item(i)));
     for (size_t i = 0; i < homes.size(); ++i) plan_.homes.push_back(home(homes.item(i)));
+    if (file_.has("feeding")) read_feeding(file_.member("feeding"));
     if (file_.has("link")) read_link(file_.member("link"));
     if (file_.has("cores")) read_cores(file_.member("cores"));
     if (file_.has("collectives")) {
@@ -263,6 +282,23 @@ class PlanReader {
             .used = bytes(r.member("used"))};
   }
 
+  void read_feeding(const JsonReader& r) {
+    r.only({"inputs", "second_buffer", "latency_us", "gb_per_s", "arena_gb_per_s"});
+    Feeding& feeding = plan_.feeding;
+    feeding.second_buffer = r.member("second_buffer").boolean();
+    feeding.latency_us = r.member("latency_us").number();
+    feeding.gb_per_s = r.member("gb_per_s").number();
+    feeding.arena_gb_per_s = r.member("arena_gb_per_s").number();
+    const JsonReader inputs = r.member("inputs");
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const JsonReader input = inputs.item(i);
+      input.only({"tensor", "bytes", "offset"});
+      feeding.inputs.push_back({.tensor = tensor(input.member("tensor")),
+                                .offset = feeding.second_buffer ? bytes(input.member("offset")) : 0_B,
+                                .bytes = bytes(input.member("bytes"))});
+    }
+  }
+
   void read_link(const JsonReader& r) {
     r.only({"ranks", "latency_us", "gb_per_s", "compute_share"});
     plan_.link = {.ranks = small(r.member("ranks"), 1),
@@ -283,7 +319,8 @@ class PlanReader {
 
   void read_prediction(const JsonReader& r) {
     r.only({"peak", "peak_step", "step_time_ms", "estimated_share", "lower_bound_ms", "offload", "prefetch", "copy_ms",
-            "stall_ms", "communication_ms", "communication_stall_ms", "recompute_steps", "recompute_ms", "timeline"});
+            "stall_ms", "communication_ms", "communication_stall_ms", "recompute_steps", "recompute_ms", "feed_ms",
+            "wall_time_ms", "timeline"});
     Prediction& p = plan_.predicted;
     p.peak = bytes(r.member("peak"));
     p.peak_step = step_index(r.member("peak_step"), 0, last_step());
@@ -299,6 +336,10 @@ class PlanReader {
     if (r.has("communication_ms")) {
       p.communication_ms = r.member("communication_ms").number();
       p.communication_stall_ms = r.member("communication_stall_ms").number();
+    }
+    if (r.has("wall_time_ms")) {
+      p.feed_ms = r.member("feed_ms").number();
+      p.wall_time_ms = r.member("wall_time_ms").number();
     }
     const JsonReader timeline = r.member("timeline");
     for (size_t i = 0; i < timeline.size(); ++i) {
@@ -343,6 +384,7 @@ std::string to_json(const Plan& plan, const Graph& graph) {
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));
   out += fmt::format(" \"homes\": {},\n", lines(plan.homes, graph, home_json));
+  if (plan.feeding != Feeding{}) out += fmt::format(" \"feeding\": {},\n", feeding_json(plan.feeding, graph).dump());
   if (plan.link != LinkInfo{}) out += fmt::format(" \"link\": {},\n", link_json(plan.link).dump());
   if (!plan.collectives.empty())
     out += fmt::format(" \"collectives\": {},\n", lines(plan.collectives, graph, collective_json));

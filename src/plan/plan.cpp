@@ -48,6 +48,12 @@ class Coverage {
 
 }  // namespace
 
+Bytes second_buffer_bytes(const Plan& plan) {
+  Bytes sum;
+  for (const FedInput& input : plan.feeding.inputs) sum += plan.feeding.second_buffer ? input.bytes : 0_B;
+  return sum;
+}
+
 std::vector<Bytes> live_bytes(const Plan& plan) {
   ById<StepIndex, std::vector<const Stay*>> begin(plan.steps.size()), end(plan.steps.size());
   if (!plan.steps.empty()) {
@@ -57,10 +63,11 @@ std::vector<Bytes> live_bytes(const Plan& plan) {
     }
   }
   Coverage arena;
+  const Bytes always = second_buffer_bytes(plan);
   ById<StepIndex, Bytes> live(plan.steps.size());
   for (StepIndex step = 0; step < static_cast<StepIndex>(plan.steps.size()); ++step) {
     for (const Stay* stay : begin[step]) arena.add(*stay);
-    live[step] = arena.covered();
+    live[step] = arena.covered() + always;
     for (const Stay* stay : end[step]) arena.remove(*stay);
   }
   return live;

@@ -261,6 +261,37 @@ class Router {
 
 Route make_route(const Graph& graph) { return Router(graph).route(); }
 
+Route gather_updates(const Graph& graph, const Route& route) {
+  constexpr Bytes kSmall = 256_KiB, kWaiting = 4_MiB;  // of gradients
+  const ById<TensorId, std::vector<OpId>> readers(graph.readers());
+  Route result;
+  std::vector<OpId> waiting;
+  Bytes bytes;
+  // Those that share a learning rate next to each other: they may be one launch.
+  const auto release = [&] {
+    std::ranges::stable_sort(waiting, {}, [&](OpId id) { return graph.op(id).inputs[2]; });
+    result.order.insert(result.order.end(), waiting.begin(), waiting.end());
+    waiting.clear();
+    bytes = {};
+  };
+  for (const OpId id : route.order) {
+    const Op& op = graph.op(id);
+    const bool waits = op.phase == Phase::update && op.type->changes_state && op.inputs.size() > 2 &&
+                       graph.tensor(op.inputs[1]).bytes() <= kSmall &&
+                       std::ranges::all_of(op.outputs, [&](TensorId out) { return readers[out].empty(); });
+    if (!waits) {
+      result.order.push_back(id);
+      continue;
+    }
+    const Bytes gradient = graph.tensor(op.inputs[1]).bytes();
+    if (bytes + gradient > kWaiting) release();
+    waiting.push_back(id);
+    bytes += gradient;
+  }
+  release();
+  return result;
+}
+
 Route listed_route(const Graph& graph) {
   Route route;
   for (OpId op{0}; op.index < graph.op_count(); ++op.index) route.order.push_back(op);

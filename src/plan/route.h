@@ -14,6 +14,9 @@ struct Route {
   std::vector<OpId> order;  // every op of the graph once; inputs always before their readers
 };
 Route make_route(const Graph& graph);
+// Moves updates of small parameters back, to where some of them stand together: a device that is asked for one launch after
+// another takes longer to begin each than to do it. Some MiB of gradients live longer for it.
+Route gather_updates(const Graph& graph, const Route& route);
 // The order in which the graph lists them, where that is one in which they can run.
 Route listed_route(const Graph& graph);
 // That of a plan: what runs again left out.

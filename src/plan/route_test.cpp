@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
+#include "passes/passes.h"
+#include "plimsoll/models.h"
 #include "tests/support/random_graph.h"
 
 namespace plimsoll {
@@ -120,6 +124,31 @@ TEST(Route, OfRandomGraphsHasEveryOpOnceAfterItsInputs) {
       ran[id] = true;
     }
   }
+}
+
+TEST(Route, GathersUpdatesOfSmallParametersAndNoOthers) {
+  const Network network = make_training_step(
+      build_model("resnet20", {.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10}), {});
+  const Graph& graph = network.graph;
+  const Route route = make_route(graph), gathered = gather_updates(graph, route);
+  std::vector<OpId> before, after;  // without updates
+  const auto is_update = [&](OpId id) { return graph.op(id).phase == Phase::update; };
+  std::ranges::remove_copy_if(route.order, std::back_inserter(before), is_update);
+  std::ranges::remove_copy_if(gathered.order, std::back_inserter(after), is_update);
+  EXPECT_EQ(after, before);
+  ASSERT_EQ(gathered.order.size(), route.order.size());
+  const auto small = [&](OpId id) { return graph.tensor(graph.op(id).inputs[1]).bytes() <= 256_KiB; };
+  Bytes waiting;
+  for (size_t i = after.size(); i < gathered.order.size(); ++i) {
+    if (is_update(gathered.order[i])) waiting += graph.tensor(graph.op(gathered.order[i]).inputs[1]).bytes();
+  }
+  EXPECT_LE(waiting, 4_MiB);
+  int alone = 0;
+  for (size_t i = 1; i + 1 < gathered.order.size(); ++i) {
+    const bool neighbours = is_update(gathered.order[i - 1]) || is_update(gathered.order[i + 1]);
+    alone += is_update(gathered.order[i]) && small(gathered.order[i]) && !neighbours;
+  }
+  EXPECT_EQ(alone, 0);
 }
 
 }  // namespace

@@ -36,11 +36,27 @@ EngineTimes run_one_by_one(const Graph& graph, const Plan& plan, std::vector<Eng
   return run_engines(step_ms, moves_of(graph, plan), tiers, &timeline, collectives, plan.link.compute_share);
 }
 
+// What compute waits for between two steps: within the arena each byte is read and written.
+double take_batch_ms(const Plan& plan) {
+  const double bytes = 2 * static_cast<double>(second_buffer_bytes(plan).count);
+  return plan.feeding.arena_gb_per_s > 0 ? bytes / (plan.feeding.arena_gb_per_s * 1e6) : 0;
+}
+
 }  // namespace
 
 double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes) {
   const double gb_per_s = direction == Move::Direction::out ? tier.out_gb_per_s : tier.in_gb_per_s;
   return tier.latency_us / 1e3 + (gb_per_s > 0 ? static_cast<double>(bytes.count) / (gb_per_s * 1e6) : 0);
+}
+
+double feed_ms(const Graph& graph, const Feeding& feeding) {
+  double ms = 0;
+  for (const FedInput& input : feeding.inputs) {
+    ms += feeding.latency_us / 1e3;
+    if (feeding.gb_per_s > 0)
+      ms += static_cast<double>(graph.tensor(input.tensor).bytes().count) / (feeding.gb_per_s * 1e6);
+  }
+  return ms;
 }
 
 void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
@@ -91,6 +107,12 @@ Prediction simulate(const Graph& graph, const Plan& plan) {
     if (!graph.op(step.op).type->is_collective) continue;
     result.communication_ms += step.time_ms;
     result.communication_stall_ms += step.time_ms;
+  }
+  result.feed_ms = feed_ms(graph, plan.feeding);
+  if (!plan.feeding.inputs.empty()) {
+    result.wall_time_ms = plan.feeding.second_buffer
+                              ? std::max(result.step_time_ms + take_batch_ms(plan), result.feed_ms)
+                              : result.step_time_ms + result.feed_ms;
   }
   result.estimated_share = compute > 0 ? estimated / compute : 0;
   result.lower_bound_ms = at_once ? least_ms_on_cores(graph, plan) : compute - result.recompute_ms;

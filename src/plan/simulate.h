@@ -10,6 +10,9 @@ namespace plimsoll {
 // What a copy takes on an engine that does nothing else. A rate of 0 is an instant copy (for papers' models).
 double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes);
 
+// What a batch takes over the link to the arena.
+double feed_ms(const Graph& graph, const Feeding& feeding);
+
 // Gives every step its time, and whether it is an estimate: what the table predicts for its kernel with its number of
 // threads. A step of Affinity::spread has the time of such threads in a step, where that was measured.
 void take_times(const Graph& graph, Plan& plan, const CostTable& costs);

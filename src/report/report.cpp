@@ -43,6 +43,7 @@ std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
 std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step) {
   std::map<std::string, Bytes> sums;
   for (const auto& [stay, bytes] : held_at(plan, step)) sums[what_for(graph, *stay)] += bytes;
+  sums["next batch"] += second_buffer_bytes(plan);
   std::erase_if(sums, [](const auto& share) { return share.second.count == 0; });  // in the bytes of others
   std::vector<MemoryShare> shares;
   for (auto& [what, bytes] : sums) shares.push_back({what, bytes});
@@ -130,6 +131,19 @@ std::string messages_text(const Graph& graph, const Plan& plan) {
                      plan.link.latency_us, plan.link.gb_per_s);
 }
 
+// How batches come to the device.
+std::string feeding_text(const Graph& graph, const Plan& plan) {
+  Bytes bytes;
+  for (const FedInput& input : plan.feeding.inputs) bytes += graph.tensor(input.tensor).bytes();
+  const Prediction& p = plan.predicted;
+  const std::string batch = fmt::format("{} over the link, {}", to_string(bytes), time_text(p.feed_ms));
+  return plan.feeding.second_buffer
+             ? fmt::format("two buffers: a batch ({}) comes while the step before it runs; {} with its data", batch,
+                           time_text(p.wall_time_ms))
+             : fmt::format("one buffer: a batch ({}) comes before its step; {} with its data", batch,
+                           time_text(p.wall_time_ms));
+}
+
 }  // namespace
 
 std::string plan_text(const Program& program, int64_t batch) {
@@ -168,6 +182,7 @@ std::string plan_text(const Program& program, int64_t batch) {
   line("predicted", time);
   if (batches > 1)
     line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
+  if (!plan.feeding.inputs.empty()) line("batches", feeding_text(graph, plan));
   if (program.bound_ms > 0 && ms > plan.predicted.lower_bound_ms * (1 + 1e-9)) {
     line("bound", fmt::format("no plan takes less than {}, {:.3f} % more than all ops once: {:.3f} points are open",
                               time_text(program.bound_ms), bound_percent(program),
@@ -320,6 +335,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
         {{"name", use.tier.name}, {"used_bytes", use.used.count}, {"capacity_bytes", use.tier.capacity.count}});
   }
   const WorkspaceUse use = workspace_use(graph, plan);
+  const bool is_fed = !plan.feeding.inputs.empty();
   return {{"feasible", true},
           {"convolution_ms", use.convolution_ms},
           {"weighty_ops", use.ops},
@@ -343,6 +359,10 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"minimum_bytes", minimum ? json(minimum->count) : json(nullptr)},
           {"baseline_bytes", program.baseline_peak.count},
           {"step_time_ms", plan.predicted.step_time_ms},
+          {"input_buffers", plan.feeding.second_buffer ? 2 : 1},
+          {"second_buffer_bytes", second_buffer_bytes(plan).count},
+          {"feed_ms", is_fed ? json(plan.predicted.feed_ms) : json(nullptr)},
+          {"wall_time_ms", is_fed ? json(plan.predicted.wall_time_ms) : json(nullptr)},
           {"extra_time_percent", extra_time_percent(plan)},
           {"bound_ms", program.bound_ms > 0 ? json(program.bound_ms) : json(nullptr)},
           {"bound_percent", program.bound_ms > 0 ? json(bound_percent(program)) : json(nullptr)},

@@ -80,7 +80,8 @@ std::string not_kept_for_room(const std::string& of_what, Bytes room) {
 
 constexpr Bytes kProbedHostMemory = 64_MiB;  // for a moment, and only the first time
 
-void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key, Bytes room) {
+TierInfo rates_of(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key, Bytes room,
+                  const std::string& what) {
   std::optional<TierInfo> info = session.database->tier_rates(key);
   if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier))
     info.reset();  // another version's
@@ -88,16 +89,20 @@ void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::st
     const LoadMeter busy;
     info = probe_tier(*session.device, *tier, std::min(room, kProbeRoom));
     if (room < kProbeRoom) {
-      session.notices.push_back(not_kept_for_room(fmt::format("the tier '{}'", tier->name()), room));
+      session.notices.push_back(not_kept_for_room(what, room));
     } else if (busy.others() <= kTooBusy) {
       session.database->save(key, *info);
     } else {
-      session.notices.push_back(not_kept(fmt::format("the tier '{}'", tier->name()), busy));
+      session.notices.push_back(not_kept(what, busy));
     }
   }
   info->name = tier->name();
   info->capacity = tier->capacity();
-  session.tiers.push_back(*info);
+  return *info;
+}
+
+void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key, Bytes room) {
+  session.tiers.push_back(rates_of(session, tier, key, room, fmt::format("the tier '{}'", tier->name())));
 }
 
 // Of other processes' memory where there is none to probe: a network of 10 Gbit/s.
@@ -217,6 +222,7 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
           .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
           .workspace_total = options.workspace_total,
           .batch_sizes = options.batch_sizes,
+          .feeding = session.feeding,
           .zero = options.zero};
 }
 
@@ -225,6 +231,22 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
   open_device_and_costs(session, name, threads, room, neighbours);
   add_tiers(session, tiers, room);
   return session;
+}
+
+void find_feeding(Session& session, Bytes room) {
+  const DeviceInfo& device = session.device->info();
+  if (!device.own_memory || device.simulated) return;
+  try {
+    const TierInfo host = rates_of(session, open_host_tier(kProbedHostMemory), "host", room, "the link to the device");
+    session.feeding = Feeding{.second_buffer = true,
+                              .latency_us = host.latency_us,
+                              .gb_per_s = host.in_gb_per_s,
+                              .arena_gb_per_s = session.costs.rates().memory_gb_per_s};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::device_failure) throw;
+    session.notices.push_back(fmt::format(
+        "the speed of the link to the device cannot be probed, so each batch comes before its step: {}", error.what()));
+  }
 }
 
 // What earlier versions kept as "link ..." were single messages, which a burst lets through too fast.

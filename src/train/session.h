@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@ struct Session {
   CostTable costs;
   std::set<CostKey> forgotten;           // of costs: what a busy machine gave, and is to be measured anew
   std::vector<TierInfo> tiers;           // for CompileOptions
+  std::optional<Feeding> feeding;        // likewise (find_feeding)
   std::filesystem::path spill;           // for ExecuteOptions
   std::string peer;                      // likewise
   std::shared_ptr<RemoteMemory> remote;  // likewise
@@ -43,6 +45,9 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
 // those of a machine of one's own.
 Session open_session(std::string_view device, int threads, const TierOptions& tiers = {}, Bytes room = Bytes{INT64_MAX},
                      int neighbours = 0);
+// How batches come to a device that runs here and has memory of its own: at the rate of its host tier, which is probed in `room`
+// where it is not known. Nothing for other devices.
+void find_feeding(Session& session, Bytes room = Bytes{INT64_MAX});
 // The link to the other ranks, as all of them take it: what the first knows of it, else (or `again`) it is measured, in `room`.
 LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice,
                    bool again = false);

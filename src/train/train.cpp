@@ -391,6 +391,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
   if (options_.communicator) cpu::count_as_own(options_.communicator->sharers());
   session_ =
       open_session(options_.device, cores_.intra_op, tiers_of(options_), probing_room(), neighbours_of(options_));
+  find_feeding(session_, probing_room());
   for (const std::string& text : session_.notices) notice_(text);
   if (options_.communicator) join_ranks();
   budget_ = process_is_stated() ? arena_within(process_, *options_.memory)
@@ -699,6 +700,7 @@ void Training::complete(DoneEvent& done, const TrainingStep& step) {
   keep_first_times();
   done.budget = program_.plan->budget;
   done.predicted_step_time_ms = predicted_ms_;
+  if (!program_.plan->feeding.inputs.empty()) done.predicted_wall_time_ms = program_.plan->predicted.wall_time_ms;
   if (measures() && !times_kept_ && done.steps >= kStepsToCorrect &&
       std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
     correct_costs(session_, program_, executor, done.step_time_ms,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/statistics.h"
@@ -89,6 +90,47 @@ int64_t TrainingLoop::batches_of_step() const {
   return std::min(all, per_epoch_ - place_.batch_in_epoch / all * all);
 }
 
+double TrainingLoop::feed() {
+  const Stopwatch watch;
+  const Batch& batch = loader_.next();
+  const double waited = watch.seconds();
+  TrainingStep& step = parts_.training_step;
+  step.has_second_buffer() ? step.feed_next(batch) : step.feed(batch);
+  loader_.release();
+  return waited;
+}
+
+// Not over the end of an epoch: an evaluation runs in the same arena.
+bool TrainingLoop::may_feed_next() const {
+  const bool last_of_step = parts_.training_step.accumulated() + 1 >= batches_of_step();
+  const bool last = last_of_step && place_.step + 1 >= total_steps_;
+  return parts_.training_step.has_second_buffer() && place_.batch_in_epoch + 1 < per_epoch_ && !last;
+}
+
+// Where there is a second buffer, the batch after this one is fed while this one's step runs. `waited`: seconds that
+// nothing ran for lack of data. What keeps the loader from the next batch is told when that one is wanted.
+double TrainingLoop::run_and_feed(double lr, double& waited) {
+  if (data_error_) std::rethrow_exception(data_error_);
+  if (!std::exchange(is_fed_, false)) waited = feed();
+  TrainingStep& step = parts_.training_step;
+  const bool feeds = may_feed_next();
+  const Stopwatch watch;
+  step.start(lr, batches_of_step());
+  double ready = 0;
+  if (feeds) {
+    try {
+      const double began = watch.seconds();
+      ready = began + feed();
+      is_fed_ = true;
+    } catch (const Error&) {
+      data_error_ = std::current_exception();
+    }
+  }
+  const double seconds = step.finish();
+  waited += std::max(ready - seconds, 0.0);
+  return seconds;
+}
+
 bool TrainingLoop::run_batch(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
   // Not after the last batch: then nobody runs the plan that it may choose.
@@ -96,11 +138,8 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   const bool had_chosen = has_chosen();
   const Stopwatch watch;
   const double lr = learning_rate(options.schedule, place_.step, steps_per_epoch_, total_steps_);
-  const Batch& batch = loader_.next();
-  const double waited = watch.seconds();
-  parts_.training_step.feed(batch);
-  loader_.release();
-  const double ms = 1000 * parts_.training_step.run(lr, batches_of_step());
+  double waited = 0;
+  const double ms = 1000 * run_and_feed(lr, waited);
   ++place_.batch_in_epoch;
   ++batches_done_;
   double loss = parts_.training_step.loss();
@@ -131,6 +170,7 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   sums.waiting += waited;
   step_.loss += loss;
   step_.seconds += seconds;
+  step_.compute_ms += ms;
   ++step_.batches;
   const bool stepped = parts_.training_step.accumulated() == 0;
   if (stepped) ++place_.step;
@@ -164,7 +204,8 @@ void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> no
              .epoch = place_.epoch,
              .loss = done_.loss,
              .lr = lr,
-             .step_time_ms = step_.seconds * 1000,
+             .step_time_ms = step_.compute_ms,
+             .wall_time_ms = step_.seconds * 1000,
              .images_per_second = static_cast<double>(parts_.options.batch * batches_done_) / step_seconds_,
              .gradient_norm = norm});
   step_ = {};

@@ -56,11 +56,14 @@ class TrainingLoop {
   };
   // What the batches of a step had, of those that ran in this process.
   struct StepSums {
-    double loss = 0, seconds = 0;
+    double loss = 0, seconds = 0, compute_ms = 0;
     int64_t batches = 0;
   };
   void run_epoch();
   bool run_batch(EpochSums& sums);  // returns whether a step ended with it
+  double feed();                    // the next batch, for the next step; returns the seconds until the loader had it
+  bool may_feed_next() const;       // while a step runs
+  double run_and_feed(double lr, double& waited);
   void end_step(EpochSums& sums, double lr, std::optional<double> norm);
   int64_t batches_of_step() const;
   void keep_time(double ms, bool had_chosen);
@@ -92,6 +95,8 @@ class TrainingLoop {
   int64_t saved_at_step_ = -1;
   bool saves_ = false;  // this rank, or the first with pieces of this one
   bool chosen_ = false, stopped_ = false, save_failed_ = false;
+  bool is_fed_ = false;                           // the next step was, while the one before it ran
+  std::exception_ptr data_error_;                 // why it was not
   bool stop_asked_ = false, save_asked_ = false;  // after this batch, or an earlier one of this step, by a rank
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed
   std::exception_ptr thrown_;  // by the listener

@@ -131,6 +131,18 @@ void TrainingStep::feed_channels_last(const Batch& batch) {
   executor_->write(network.labels, std::as_bytes(batch.labels));
 }
 
+void TrainingStep::feed_next(const Batch& batch) {
+  const Network& network = program_->network;
+  const bool tokens = !batch.ids.empty();
+  const size_t elements = tokens ? batch.ids.size() : batch.data.size();
+  expect_size(network.graph, network.data, elements, tokens ? "tokens" : "elements");
+  executor_->write_next(network.data, batch.channels_last ? Layout{kChannelsLast} : Layout{},
+                        tokens ? std::as_bytes(batch.ids) : std::as_bytes(batch.data));
+  if (!network.labels.valid()) return;
+  expect_size(network.graph, network.labels, batch.labels.size(), "labels");
+  executor_->write_next(network.labels, Layout{}, std::as_bytes(batch.labels));
+}
+
 void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {
   const Network& network = program_->network;
   expect_size(network.graph, network.data, data.size(), "elements");
@@ -173,18 +185,28 @@ TensorId TrainingStep::find_tensor(std::span<const TensorId> among, std::string_
 }
 
 double TrainingStep::run(double learning_rate, int64_t batches) {
-  rates_.assign(learning_rates_.size(), learning_rate);
-  return run(rates_, batches);
+  start(learning_rate, batches);
+  return finish();
 }
 
 double TrainingStep::run(std::span<const double> learning_rates, int64_t batches) {
+  start(learning_rates, batches);
+  return finish();
+}
+
+void TrainingStep::start(double learning_rate, int64_t batches) {
+  rates_.assign(learning_rates_.size(), learning_rate);
+  start(rates_, batches);
+}
+
+void TrainingStep::start(std::span<const double> learning_rates, int64_t batches) {
   if (learning_rates.size() != learning_rates_.size()) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} learning rates were given, for {} groups of the optimizer",
                                                       learning_rates.size(), learning_rates_.size()));
   }
   const int64_t most = program_->network.accumulate;
   const int64_t wanted = batches > 0 ? batches : most;
-  const bool updates = accumulated_ + 1 >= wanted;
+  updates_ = accumulated_ + 1 >= wanted;
   for (size_t i = 0; i < learning_rates.size(); ++i) {
     settings_[i][0] = static_cast<float>(learning_rates[i]);
     executor_->write(learning_rates_[i], std::as_bytes(std::span(settings_[i])));
@@ -192,19 +214,24 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
   write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
   write_scalar(*executor_, update_number_, number_);
   write_scalar(*executor_, count_tensor_, accumulated_);
-  write_scalar(*executor_, scale_, updates ? 1 / static_cast<float>(accumulated_ + 1) : -1.0F);
+  write_scalar(*executor_, scale_, updates_ ? 1 / static_cast<float>(accumulated_ + 1) : -1.0F);
   if (seed_tensor_.valid()) {
     const Communicator* ranks = device_.communicator();
     const std::array seed{static_cast<int64_t>(seed_), int64_t{ranks != nullptr ? ranks->rank() : 0}};
     const int64_t wanted = element_count(program_->network.graph.tensor(seed_tensor_).shape);
     executor_->write(seed_tensor_, std::as_bytes(std::span(seed).first(static_cast<size_t>(wanted))));
   }
-  const Stopwatch watch;
-  executor_->run_step();
-  const double seconds = watch.seconds();
-  accumulated_ = updates ? 0 : accumulated_ + 1;
-  number_ += updates ? 1 : 0;
-  return seconds;
+  started_ = Clock::now();
+  executor_->start_step();
+}
+
+double TrainingStep::finish() {
+  executor_->finish_step();
+  const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  accumulated_ = updates_ ? 0 : accumulated_ + 1;
+  number_ += updates_ ? 1 : 0;
+  const std::optional<double> ms = executor_->device_ms();
+  return ms ? *ms / 1000 : seconds;
 }
 
 void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
@@ -399,10 +426,24 @@ void TrainingStep::swap(CheckedPlan plan) {
                             plan->graph_name, plan->graph_fingerprint, now.graph_name, now.graph_fingerprint));
   }
   const std::vector<StateTensor> moved = states_that_move(plan);
+  const std::vector<std::pair<TensorId, std::vector<std::byte>>> next = what_comes_next();
   peak_before_swap_ = measured_peak();
   executor_ = std::make_unique<Executor>(program_->network.graph, plan, device_, options_, executor_->memory());
   program_->plan = std::move(plan);  // an executor reads its plan, so the old one goes after its executor
   for (const StateTensor& state : moved) set_state(state);
+  for (const auto& [input, elements] : next) {
+    const Layout& layout = program_->network.graph.tensor(input).layout;
+    has_second_buffer() ? executor_->write_next(input, layout, elements) : executor_->write(input, layout, elements);
+  }
+}
+
+// The batch that was fed for the next step, as it lies.
+std::vector<std::pair<TensorId, std::vector<std::byte>>> TrainingStep::what_comes_next() const {
+  std::vector<std::pair<TensorId, std::vector<std::byte>>> next;
+  if (!executor_->has_next()) return next;
+  for (const FedInput& input : program_->plan->feeding.inputs)
+    next.emplace_back(input.tensor, executor_->read_next(input.tensor));
+  return next;
 }
 
 }  // namespace plimsoll

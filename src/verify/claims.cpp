@@ -161,7 +161,8 @@ class ClaimChecker {
     const Prediction& p = predicted_;
     return !p.timeline.empty() || p.step_time_ms != 0 || p.estimated_share != 0 || p.lower_bound_ms != 0 ||
            p.offload.count != 0 || p.prefetch.count != 0 || p.copy_ms != 0 || p.stall_ms != 0 ||
-           p.recompute_steps != 0 || p.recompute_ms != 0 || p.communication_ms != 0 || p.communication_stall_ms != 0;
+           p.recompute_steps != 0 || p.recompute_ms != 0 || p.communication_ms != 0 || p.communication_stall_ms != 0 ||
+           p.feed_ms != 0 || p.wall_time_ms != 0;
   }
 
   void check_prediction() {
@@ -197,6 +198,7 @@ class ClaimChecker {
     std::map<int64_t, std::multiset<int64_t>> places;
     int64_t live = 0, most = 0;
     StepIndex where = 0;
+    for (const FedInput& input : plan_.feeding.inputs) live += plan_.feeding.second_buffer ? input.bytes.count : 0;
     auto change = [&](const Stay& stay, bool begins) {
       std::multiset<int64_t>& here = places[stay.offset.count];
       if (!here.empty()) live -= *here.rbegin();
@@ -297,7 +299,27 @@ class ClaimChecker {
     }
     scale_ = std::max(end_ms_, work_ms_);
     expect("step_time_ms", predicted_.step_time_ms, end_ms_, scale_);
+    check_wall_time();
     return findings_.none();
+  }
+
+  // A batch comes before the step, or beside it and is then moved: read and written within the arena.
+  void check_wall_time() {
+    const Feeding& feeding = plan_.feeding;
+    double comes = 0, moves = 0;
+    for (const FedInput& input : feeding.inputs) {
+      const double mb = static_cast<double>(graph_.tensor(input.tensor).bytes().count) * 1e-6;
+      comes += feeding.latency_us * 1e-3 + (feeding.gb_per_s > 0 ? mb / feeding.gb_per_s : 0);
+      if (feeding.arena_gb_per_s > 0) moves += static_cast<double>(input.bytes.count) * 2e-6 / feeding.arena_gb_per_s;
+    }
+    double wall = 0;
+    if (feeding.second_buffer) {
+      wall = std::max(end_ms_ + moves, comes);
+    } else if (!feeding.inputs.empty()) {
+      wall = end_ms_ + comes;
+    }
+    expect("feed_ms", predicted_.feed_ms, comes, scale_ + comes);
+    expect("wall_time_ms", predicted_.wall_time_ms, wall, scale_ + comes + moves);
   }
 
   bool same(double a, double b) const { return std::abs(a - b) <= kTolerance * scale_; }

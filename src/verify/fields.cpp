@@ -28,8 +28,10 @@ class FieldChecker {
     for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);
     check_collectives();
     check_homes();
+    check_feeding();
     if (!findings_.none()) return false;
     check_sizes();
+    if (plan_.feeding.second_buffer) check_second_buffers();
     for (const TierUse& use : plan_.tiers) check_tier(use);
     for (const Move& m : plan_.moves) check_slot(m.tensor, m.tier, m.slot, m.after, [&] { return findings_.what(m); });
     for (const Home& h : plan_.homes) {
@@ -217,6 +219,81 @@ class FieldChecker {
         findings_.report(Rule::bad_home, -1, fmt::format("'{}' has two homes", tensor(h.tensor).name));
       }
       has_home[h.tensor] = true;
+    }
+  }
+
+  // A batch is whole: what of it lies in the arena comes over the link, all of it into second buffers or none.
+  void check_feeding() {
+    const Feeding& feeding = plan_.feeding;
+    const auto bad = [&](std::string message) { findings_.report(Rule::bad_feeding, -1, std::move(message)); };
+    const auto is_quantity = [](double x) { return std::isfinite(x) && x >= 0; };
+    if (!is_quantity(feeding.latency_us) || !is_quantity(feeding.gb_per_s) || !is_quantity(feeding.arena_gb_per_s)) {
+      bad(fmt::format("batches come at {} GB/s after {} us, and are copied at {} GB/s", feeding.gb_per_s,
+                      feeding.latency_us, feeding.arena_gb_per_s));
+    }
+    if (feeding.inputs.empty()) {
+      if (feeding.second_buffer) bad("there is a second buffer for a batch of nothing");
+      return;
+    }
+    ById<TensorId, bool> expected(graph_.tensor_count(), false);
+    for (TensorId id : graph_.inputs) expected[id] = tensor(id).role == Role::input;
+    for (const Home& home : plan_.homes) {
+      if (!exists(home.tensor)) continue;
+      if (feeding.second_buffer && expected[home.tensor]) {
+        bad(fmt::format("'{}' lies in a tier between steps; so a batch has no second buffer",
+                        tensor(home.tensor).name));
+      }
+      expected[home.tensor] = false;
+    }
+    for (size_t i = 0; i < feeding.inputs.size(); ++i) {
+      const FedInput& input = feeding.inputs[i];
+      if (!exists(input.tensor)) {
+        bad_index(-1, fmt::format("part {} of a batch is tensor {}, the graph has {}", i, input.tensor.index,
+                                  graph_.tensor_count()));
+        continue;
+      }
+      const std::string& name = tensor(input.tensor).name;
+      if (!expected[input.tensor]) bad(fmt::format("'{}' is no part of a batch in the arena, or is there twice", name));
+      expected[input.tensor] = false;
+      if (input.offset.count < 0 || input.bytes.count < 0 || input.offset.count > INT64_MAX - input.bytes.count) {
+        bad_index(-1, fmt::format("'{}' comes to offset {} in {} bytes", name, input.offset.count, input.bytes.count));
+      } else if (input.bytes != align_up(tensor(input.tensor).bytes(), kStayAlignment)) {
+        findings_.report(Rule::wrong_size, -1,
+                         fmt::format("'{}' comes in {} bytes; it has {}", name, input.bytes.count,
+                                     tensor(input.tensor).bytes().count));
+      }
+    }
+    for (TensorId id : expected.ids()) {
+      if (expected[id]) bad(fmt::format("'{}' is a part of every batch, and does not come with it", tensor(id).name));
+    }
+  }
+
+  // A copy over the link writes there at any time.
+  void check_second_buffers() {
+    const std::vector<FedInput>& inputs = plan_.feeding.inputs;
+    const auto what = [&](const FedInput& input) {
+      return fmt::format("the second buffer of '{}' at [{}, {})", tensor(input.tensor).name, input.offset.count,
+                         (input.offset + input.bytes).count);
+    };
+    for (const FedInput& input : inputs) {
+      const Bytes end = input.offset + input.bytes;
+      if (input.offset.count % kStayAlignment != 0) {
+        findings_.report(Rule::misaligned, -1,
+                         fmt::format("{} is not at a multiple of {} bytes", what(input), kStayAlignment));
+      }
+      if (end > plan_.arena) {
+        findings_.report(Rule::out_of_arena, -1,
+                         fmt::format("{} ends beyond the arena of {} bytes", what(input), plan_.arena.count));
+      }
+      for (const Stay& stay : plan_.stays) {
+        if (stay.bytes.count == 0 || stay.offset >= end || input.offset >= stay.offset + stay.bytes) continue;
+        findings_.report(Rule::overlap, stay.first,
+                         fmt::format("{} and {} share bytes", what(input), findings_.what(stay)));
+      }
+      for (const FedInput& other : inputs) {
+        if (other.tensor <= input.tensor || other.offset >= end || input.offset >= other.offset + other.bytes) continue;
+        findings_.report(Rule::overlap, -1, fmt::format("{} and {} share bytes", what(input), what(other)));
+      }
     }
   }
 

@@ -536,6 +536,7 @@ std::string_view to_string(Violation::Rule rule) {
     case Rule::wrong_request: return "wrong_request";
     case Rule::edited: return "edited";
     case Rule::bad_collective: return "bad_collective";
+    case Rule::bad_feeding: return "bad_feeding";
     case Rule::bad_home: return "bad_home";
     case Rule::out_of_tier: return "out_of_tier";
   }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/policy.h"
+#include "plan/simulate.h"
 #include "tests/support/verify_case.h"
 
 namespace plimsoll {
@@ -404,6 +405,87 @@ TEST(Verify, AnyShortenedOrShiftedStayOfARandomPlanIsSeen) {
       EXPECT_BROKEN(c, expected) << "seed " << seed << " tensor " << graph.tensor(tensor).name;
     }
   }
+}
+
+// make_case, whose batch comes over a link to a second buffer.
+Case make_fed_case() {
+  Case c = make_case();
+  const Tensor& data = c.graph.tensor(c.graph.find_tensor("data"));
+  c.plan.feeding = {.inputs = {{c.graph.find_tensor("data"), c.top(), align_up(data.bytes(), kStayAlignment)}},
+                    .second_buffer = true,
+                    .latency_us = 10,
+                    .gb_per_s = 20,
+                    .arena_gb_per_s = 1000};
+  c.grow(c.plan.feeding.inputs[0].bytes);
+  c.plan.predicted = simulate(c.graph, c.plan);
+  return c;
+}
+
+TEST(Verify, AcceptsASecondBufferForTheBatch) {
+  Case c = make_fed_case();
+  EXPECT_VALID(c);
+  EXPECT_EQ(c.plan.predicted.peak, make_case().plan.predicted.peak + 448_B);
+  c.plan.feeding.second_buffer = false;
+  c.plan.predicted = simulate(c.graph, c.plan);
+  EXPECT_VALID(c);
+}
+
+TEST(Verify, SeesASecondBufferThatIsNotTheBatchsAlone) {
+  for (const char* other : {"w", "y", "du"}) {  // at whatever step it is there
+    Case c = make_fed_case();
+    c.plan.feeding.inputs[0].offset = c.stay(other).offset;
+    EXPECT_BROKEN(c, Rule::overlap);
+  }
+  Case c = make_fed_case();
+  c.plan.feeding.inputs[0].offset += 64_B;
+  EXPECT_BROKEN(c, Rule::out_of_arena);
+  c = make_fed_case();
+  c.plan.feeding.inputs[0].offset += 4_B;
+  c.grow(4_B);
+  EXPECT_BROKEN(c, Rule::misaligned);
+  c = make_fed_case();
+  c.plan.feeding.inputs[0].bytes -= 64_B;
+  EXPECT_BROKEN(c, Rule::wrong_size);
+  c = make_fed_case();
+  c.plan.feeding.inputs[0].offset = {-64};
+  EXPECT_BROKEN(c, Rule::bad_index);
+}
+
+TEST(Verify, SeesABatchThatIsNotWhole) {
+  Case c = make_fed_case();
+  c.plan.feeding.inputs[0].tensor = c.graph.find_tensor("w");
+  EXPECT_BROKEN(c, Rule::bad_feeding);
+  c = make_fed_case();
+  c.plan.feeding.inputs.push_back(c.plan.feeding.inputs[0]);
+  EXPECT_BROKEN(c, Rule::bad_feeding);
+  c = make_fed_case();
+  c.plan.feeding.inputs.clear();
+  EXPECT_BROKEN(c, Rule::bad_feeding);
+  c = make_fed_case();
+  c.plan.feeding.inputs[0].tensor = {-1};
+  EXPECT_BROKEN(c, Rule::bad_index);
+  c = make_fed_case();
+  c.plan.feeding.gb_per_s = -1;
+  EXPECT_BROKEN(c, Rule::bad_feeding);
+  for (const bool second_buffer : {true, false}) {  // it lies in a tier
+    c = make_fed_case();
+    c.plan.feeding.second_buffer = second_buffer;
+    add_tiers(c.plan);
+    c.plan.homes = {{c.graph.find_tensor("data"), 0, {}}};
+    EXPECT_BROKEN(c, Rule::bad_feeding);
+  }
+}
+
+TEST(Verify, SeesAWrongTimeFromStepToStep) {
+  Case c = make_fed_case();
+  c.plan.predicted.wall_time_ms *= 1.01;
+  EXPECT_BROKEN(c, Rule::wrong_prediction);
+  c = make_fed_case();
+  c.plan.predicted.feed_ms = 0;
+  EXPECT_BROKEN(c, Rule::wrong_prediction);
+  c = make_fed_case();
+  c.plan.feeding.second_buffer = false;  // then a batch comes before its step, and the peak is less
+  EXPECT_BROKEN(c, Rule::wrong_prediction);
 }
 
 }  // namespace

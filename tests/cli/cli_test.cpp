@@ -88,6 +88,11 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
   EXPECT_GE(images_per_second, 5 * 16 / seconds) << "evaluation and saving are not counted";
   EXPECT_NEAR(done.at("wall_time_ms").get<double>() * images_per_second, 16 * 1000, 1e-3);
   EXPECT_GE(done.at("data_wait_percent"), 0);
+  for (const json& line : lines) {
+    if (line.at("event") != "step") continue;
+    EXPECT_GT(line.at("step_time_ms"), 0);
+    EXPECT_GT(line.at("wall_time_ms"), line.at("step_time_ms")) << "data included";
+  }
   EXPECT_LT(done.at("data_wait_percent"), 100);
   EXPECT_NEAR(done.at("loss"), std::log(10), 0.5) << "as of a guess, so early";
   EXPECT_GE(done.at("accuracy"), 0);

@@ -9,6 +9,7 @@
 
 #include "device/cuda/device.h"
 #include "plimsoll/cost.h"
+#include "tests/cli/images.h"
 #include "tests/cli/program.h"
 #include "tests/cuda/fake_door.h"
 
@@ -31,6 +32,15 @@ class Cuda : public Cli {
       ::unsetenv(name);
     }
     Cli::TearDown();
+  }
+  // So that nothing is probed, on a busy machine either, where what was found is not kept.
+  static void know_rates() {
+    using namespace plimsoll;
+    const auto device = cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(), "cuda:0", false);
+    CostDatabase database(CostDatabase::default_path(), device->info());
+    database.save(MachineRates{});
+    database.save("host",
+                  TierInfo{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10});
   }
   static std::string train(const std::string& more) {
     return "train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --evaluate-every 0 --json - " +
@@ -75,6 +85,85 @@ TEST_F(Cuda, TrainsTheSameWeightsWhateverTheMemoryInCapturedSteps) {
   EXPECT_EQ(peer.at("weights_sha256"), free.at("weights_sha256"));
 }
 
+TEST_F(Cuda, ABatchHasASecondBufferWhereThereIsRoomForItAndTheSameBitsWhereThereIsNot) {
+  know_rates();
+  const std::string planned = "plan lenet --data digits --batch 4 --exact --json - --device ";
+  const nlohmann::json plan = run(planned + "cuda:0").lines().at(0);
+  const int64_t batch = plan.at("second_buffer_bytes");
+  EXPECT_EQ(batch, 4 * 8 * 8 * 4 + 64);
+  EXPECT_EQ(plan.at("input_buffers"), 2);
+  EXPECT_EQ(plan.at("peak_by_role").at("next batch"), batch);
+  EXPECT_GT(plan.at("feed_ms"), 0);
+  EXPECT_GE(plan.at("wall_time_ms"), plan.at("step_time_ms"));
+  EXPECT_THAT(run("plan lenet --data digits --batch 4 --device cuda:0").out, HasSubstr("two buffers"));
+  const int64_t least = plan.at("minimum_bytes");
+  const std::string in_least = " --memory " + std::to_string(least);
+  const nlohmann::json tight = run(planned + "cuda:0" + in_least).lines().at(0);
+  EXPECT_EQ(tight.at("input_buffers"), 1);
+  EXPECT_EQ(tight.at("arena_bytes"), least);
+  EXPECT_NEAR(tight.at("wall_time_ms").get<double>(),
+              tight.at("step_time_ms").get<double>() + tight.at("feed_ms").get<double>(), 1e-9);
+  EXPECT_THAT(run("plan lenet --data digits --batch 4 --exact --device cuda:0" + in_least).out,
+              HasSubstr("one buffer"));
+  EXPECT_EQ(run(planned + "cpu").lines().at(0).at("wall_time_ms"), nullptr);
+
+  const std::string epochs =
+      "train lenet --data digits --batch 300 --device cuda:0 --exact --costs estimated --epochs 2 --accumulate 2 --json - ";
+  const Outcome free = run(epochs);
+  ASSERT_EQ(free.code, 0) << free.err;
+  EXPECT_EQ(free.lines().front().at("input_buffers"), 2);
+  EXPECT_EQ(done(free).at("peak_bytes"), free.lines().front().at("peak_bytes"));
+  EXPECT_TRUE(done(free).at("captured").get<bool>());
+  EXPECT_GT(done(free).at("predicted_wall_time_ms"), 0);
+  const std::string file = path("plan.json");
+  const nlohmann::json small =
+      run("plan lenet --data digits --batch 300 --device cuda:0 --exact --accumulate 2 --json - --save " + file)
+          .lines()
+          .at(0);
+  EXPECT_EQ(small.at("input_buffers"), 2);
+  EXPECT_EQ(run("verify " + file).code, 0);
+  const Outcome saved = run("train --plan " + file + " --data digits --costs estimated --epochs 2 --json -");
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  EXPECT_EQ(saved.lines().front().at("input_buffers"), 2);
+  EXPECT_EQ(done(saved).at("weights_sha256"), done(free).at("weights_sha256"));
+  const Outcome less = run(epochs + "--memory " + std::to_string(small.at("minimum_bytes").get<int64_t>()));
+  ASSERT_EQ(less.code, 0) << less.err;
+  EXPECT_EQ(less.lines().front().at("input_buffers"), 1);
+  for (const char* same : {"weights_sha256", "loss", "accuracy"}) EXPECT_EQ(done(less).at(same), done(free).at(same));
+}
+
+// The step beside which the next batch turns out to be damaged is done and saved, as on the CPU.
+TEST_F(Cuda, ADamagedImageLosesNoStepBeforeIt) {
+  know_rates();
+  for (int i = 0; i < 12; ++i) {
+    for (const char* name : {"train/a", "train/b", "val/a", "val/b"}) {
+      const std::filesystem::path file = folder_ / "images" / name / (std::to_string(i) + ".png");
+      plimsoll::testing::write_png(file, static_cast<uint8_t>(20 * i), 100, 200);
+      if (i == 7 && name == std::string("train/a"))
+        std::filesystem::resize_file(file, std::filesystem::file_size(file) - 40);
+    }
+  }
+  const auto steps_before = [&](const std::string& device) {
+    const Outcome outcome =
+        run("train lenet --data images:" + path("images") +
+            " --image-size 32 --batch 1 --exact --costs estimated --evaluate-every 0 --json - --seed 3"
+            " --checkpoint " +
+            path((device + ".safetensors").c_str()) + " --checkpoint-every 1 --device " + device);
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("7.png"));
+    int64_t steps = 0;
+    for (const nlohmann::json& line : outcome.lines()) steps += line.at("event") == "step";
+    const Outcome resumed =
+        run("train --evaluate-every 0 --costs estimated --json - --resume " + path((device + ".safetensors").c_str()));
+    for (const nlohmann::json& line : resumed.lines()) EXPECT_NE(line.at("event"), "step") << "it was saved later";
+    return steps;
+  };
+  const int64_t on_cpu = steps_before("cpu");
+  EXPECT_GT(on_cpu, 1);
+  EXPECT_LT(on_cpu, 23);
+  EXPECT_EQ(steps_before("cuda:0"), on_cpu);
+}
+
 TEST_F(Cuda, APeerIsAnotherGpuThatIsThere) {
   Outcome itself = run(train("--steps 1 --peer cuda:0"));
   EXPECT_EQ(itself.code, 2);
@@ -87,6 +176,7 @@ TEST_F(Cuda, APeerIsAnotherGpuThatIsThere) {
 }
 
 TEST_F(Cuda, ACallThatFailsIsNamedAndLeavesTheLastCheckpointGood) {
+  know_rates();
   const std::string file = path("c.safetensors");
   const nlohmann::json whole = done(run(train("--steps 20")));
   ASSERT_FALSE(whole.is_null());
@@ -246,17 +336,12 @@ TEST_F(Cuda, KeepsALimitOnWorkspaces) {
   EXPECT_THAT(none.err, HasSubstr("raise --workspace to"));
 }
 
-// How often the program makes each call. Rates are known, so that nothing is probed, on a busy machine either.
+// How often the program makes each call.
 class CudaCalls : public Cuda {
  protected:
   void SetUp() override {
-    using namespace plimsoll;
     Cuda::SetUp();
-    const auto device = cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(), "cuda:0", false);
-    CostDatabase database(CostDatabase::default_path(), device->info());
-    database.save(MachineRates{});
-    database.save("host",
-                  TierInfo{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10});
+    know_rates();
   }
   std::map<std::string, int> counted(const std::string& arguments) {
     const std::string file = path("calls");
@@ -405,6 +490,7 @@ TEST_F(Cuda, TheDefaultBudgetLeavesWhatKernelsTookWhenTheyWereMeasured) {
 }
 
 TEST_F(Cuda, BatchesThatCannotBePinnedAreCopiedAllTheSame) {
+  know_rates();
   const nlohmann::json pinned = done(run(train("--steps 3")));
   ::setenv("PLIMSOLL_FAKE_FAIL", "cudaHostRegister:1", 1);
   const Outcome slower = run(train("--steps 3"));

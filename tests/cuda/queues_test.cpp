@@ -104,6 +104,11 @@ std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
 struct Problem {
   Problem(Graph g, Plan p, std::vector<KernelChoice> k)
       : graph(std::move(g)), plan(std::move(p)), kernels(std::move(k)) {}
+  static Problem fed(uint64_t seed) {
+    Problem problem(seed, false);
+    problem.plan = testing::RandomPlan(problem.graph, seed).without_disk().fed().make();
+    return problem;
+  }
   explicit Problem(uint64_t seed, bool disk = true)
       : graph(testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 9)})),
         plan(disk ? testing::RandomPlan(graph, seed).make() : testing::RandomPlan(graph, seed).without_disk().make()) {
@@ -198,6 +203,57 @@ TEST(Queues, OrderPlansThatPoliciesMakeForGpus) {
     }
   }
   EXPECT_GT(moving, 2);
+}
+
+// Each batch comes to its second buffer while the step before it runs.
+Content contents_fed(Problem& problem, const Device& device, const ExecuteOptions& options) {
+  const Graph& graph = problem.graph;
+  Executor executor(graph, problem.plan, device, options);
+  for (const State& state : graph.states) executor.write(state.before, source(graph, state.before, 0));
+  const auto is_fed = [&](TensorId id) {
+    return std::any_of(problem.plan.feeding.inputs.begin(), problem.plan.feeding.inputs.end(),
+                       [&](const FedInput& input) { return input.tensor == id; });
+  };
+  const auto write_next = [&](uint64_t step) {
+    for (const FedInput& input : problem.plan.feeding.inputs)
+      executor.write_next(input.tensor, graph.tensor(input.tensor).layout, source(graph, input.tensor, step));
+  };
+  write_next(0);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    for (TensorId input : graph.inputs) {
+      if (!is_fed(input)) executor.write(input, source(graph, input, step));
+    }
+    executor.start_step();
+    if (step + 1 < kSteps) write_next(step + 1);
+    executor.finish_step();
+  }
+  Content content;
+  for (const State& state : graph.states) {
+    content.emplace_back(graph.tensor(state.before).bytes().count);
+    executor.read(state.before, content.back());
+  }
+  return content;
+}
+
+TEST(Queues, TheNextBatchComesBesideTheStepAndChangesNothing) {
+  TemporaryFolder folder;
+  int fed = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Problem one(seed, false), two = Problem::fed(seed);
+    if (!two.plan.feeding.second_buffer) continue;
+    ++fed;
+    ASSERT_THAT(verify(two.graph, two.plan, 1), IsEmpty());
+    const MixingDevice host(one.graph, one.kernels);
+    const Content expected = contents(one, host, {.spill = folder.path()});
+    ASSERT_EQ(contents_fed(two, host, {.check_memory = true, .spill = folder.path()}), expected) << "on the host";
+    const auto door = std::make_shared<FakeDoor>(seed);
+    const QueuedMixing device(door, two.graph, two.kernels);
+    ASSERT_EQ(contents_fed(two, device, {.check_memory = seed % 2 == 0, .spill = folder.path()}), expected);
+    ASSERT_THAT(door->conflicts(), IsEmpty());
+    ASSERT_EQ(door->captures(), 1);
+  }
+  EXPECT_GT(fed, 15);
 }
 
 TEST(Queues, AStepWaitsForTheDeviceAsOftenAsTheOneBefore) {

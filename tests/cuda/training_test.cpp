@@ -132,6 +132,23 @@ TEST(CudaTimes, AreThoseOfEachCapturedStepWhereThatIsAskedFor) {
   }
 }
 
+// What the host takes to ask for a step, and to feed it, is no part of it.
+TEST(CudaTimes, AStepTakesWhatTheGpusClockSays) {
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  TrainingStep step(program_of(*cuda, "lenet", {.policy = "liveness"}), *cuda);
+  step.initialize(7);
+  for (int i = 0; i < kRunsBeforeCapture + 2; ++i) {
+    const double seconds = i % 2 == 0 ? 5000 : 70;  // nobody waits for them
+    door->takes("implicit_precomp_gemm", 1000 * seconds);
+    write_inputs(step.executor(), step.program().network.graph, i, 0.01F);
+    const double told = step.run(0.1);
+    EXPECT_GT(told, seconds);
+    EXPECT_LT(told, 12 * seconds);
+  }
+  EXPECT_TRUE(step.executor().is_captured());
+}
+
 // Nothing of a batch is converted, nor copied from memory that the GPU cannot read by itself.
 TEST(CudaFeeding, CopiesBatchesFromWhereTheLoaderWroteThem) {
   for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
@@ -151,6 +168,74 @@ TEST(CudaFeeding, CopiesBatchesFromWhereTheLoaderWroteThem) {
     step.feed(batch);
     EXPECT_EQ(door->copied() - before, whole);
     EXPECT_EQ(door->copied_unpinned(), 0_B);
+  }
+}
+
+constexpr int kFed = 7;  // batches
+
+// Losses and weights, with each batch fed before its step or, to a second buffer, beside the step before it.
+std::pair<std::vector<double>, std::string> feed_and_train(const Device& device, CompileOptions options, bool second) {
+  options.feeding = Feeding{.second_buffer = second, .latency_us = 10, .gb_per_s = 10, .arena_gb_per_s = 1000};
+  TrainingStep step(program_of(device, "lenet", options), device);
+  EXPECT_EQ(step.has_second_buffer(), second);
+  step.initialize(7);
+  Loader loader(open_data("synthetic:40", {.channels = 3, .height = 32, .width = 32}),
+                {.batch = 2, .channels_last = step.takes_channels_last()});
+  const auto pinned = device.pin(loader.buffer());
+  const auto feed = [&] {
+    second ? step.feed_next(loader.next()) : step.feed(loader.next());
+    loader.release();
+  };
+  std::vector<double> losses;
+  for (int batch = 0; batch < kFed; ++batch) {
+    if (!second || batch == 0) feed();
+    step.start(0.01);
+    if (second && batch + 1 < kFed) feed();
+    step.finish();
+    losses.push_back(step.loss());
+  }
+  EXPECT_EQ(step.measured_peak(), step.program().plan->predicted.peak);
+  return {losses, step.weights_sha256()};
+}
+
+TEST(CudaFeeding, ASecondBufferChangesNoBit) {
+  for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+    for (const int accumulate : {1, 3}) {
+      SCOPED_TRACE(fmt::format("{}, {} batches a step", to_string(family), accumulate));
+      const CompileOptions options{.policy = "liveness", .optimizer = {.accumulate = accumulate}, .family = family};
+      const auto cpu = open_device("cpu", 1);
+      EXPECT_EQ(feed_and_train(*cpu, options, true), feed_and_train(*cpu, options, false));
+      const auto door = std::make_shared<FakeDoor>(3);
+      const auto cuda = cuda::open_behind(door, "cuda:0", false);
+      EXPECT_EQ(feed_and_train(*cuda, options, true), feed_and_train(*cuda, options, false));
+      EXPECT_EQ(door->conflicts(), std::vector<std::string>{});
+      EXPECT_EQ(door->captures(), 2) << "one for either plan";
+    }
+  }
+}
+
+// Whatever plan comes next, and whether or not that has a second buffer.
+TEST(CudaFeeding, ABatchThatWasFedAheadIsThereForTheNextPlan) {
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  CompileOptions options{.policy = "liveness", .feeding = Feeding{.second_buffer = true, .gb_per_s = 10}};
+  const Program first = program_of(*cuda, "lenet", options);
+  options.policy = "baseline";
+  const Program larger = program_of(*cuda, "lenet", options);
+  options.feeding.reset();
+  const Program without = program_of(*cuda, "lenet", options);
+  ASSERT_NE(first.plan->feeding, larger.plan->feeding);
+  Loader loader(open_data("synthetic:8", {.channels = 3, .height = 32, .width = 32}), {.batch = 2});
+  const Batch& batch = loader.next();
+  std::optional<double> expected;
+  for (const CheckedPlan& next : {first.plan, larger.plan, without.plan}) {
+    TrainingStep step(first, *cuda, {}, {}, larger.plan->arena);
+    step.initialize(7);
+    step.feed_next(batch);
+    step.swap(next);
+    step.run(0.01);
+    if (!expected) expected = step.loss();
+    EXPECT_EQ(step.loss(), *expected);
   }
 }
 

@@ -23,6 +23,12 @@ class RandomPlan {
     return *this;
   }
 
+  // With a second buffer for what of a batch lies in the arena.
+  RandomPlan& fed() {
+    fed_ = true;
+    return *this;
+  }
+
   Plan make() {
     for (int32_t t = 0; t < graph_.tensor_count(); ++t) {
       const OpId producer = graph_.tensor({t}).producer;
@@ -47,6 +53,7 @@ class RandomPlan {
     take_over_places();
     place();
     place_slots();
+    if (fed_) add_second_buffers();
     plan_.budget = plan_.arena;
     return std::move(plan_);
   }
@@ -363,6 +370,19 @@ class RandomPlan {
     });
   }
 
+  void add_second_buffers() {
+    Feeding& feeding = plan_.feeding;
+    for (const Home& home : plan_.homes) {
+      if (graph_.tensor(home.tensor).role == Role::input) return;  // a batch has second buffers whole or not at all
+    }
+    for (TensorId id : graph_.inputs) {
+      if (graph_.tensor(id).role != Role::input) continue;
+      feeding.inputs.push_back({id, plan_.arena, align_up(graph_.tensor(id).bytes(), kStayAlignment)});
+      plan_.arena += feeding.inputs.back().bytes;
+    }
+    feeding.second_buffer = !feeding.inputs.empty();
+  }
+
   void place_slots() {
     for (int tier = 0; tier < 2; ++tier) {
       std::vector<Buffer> problem;
@@ -388,7 +408,7 @@ class RandomPlan {
   const Graph& graph_;
   std::mt19937_64 random_;
   int tiers_used_ = 2;
-  bool in_parts_;
+  bool in_parts_, fed_ = false;
   Plan plan_;
   ById<TensorId, int32_t> value_of_;
   std::map<int32_t, Value> values_;

@@ -40,11 +40,15 @@ void CudaKernel::bind(std::span<void* const> inputs, std::span<void* const> outp
   workspace_ = workspace;
 }
 
+void CudaKernel::add_touches(std::vector<Touch>& reads, std::vector<Touch>& writes) const {
+  for (size_t i = 0; i < inputs_.size(); ++i) reads.push_back({inputs_[i], input_bytes_[i]});
+  for (size_t i = 0; i < outputs_.size(); ++i) writes.push_back({outputs_[i], output_bytes_[i]});
+}
+
 void CudaKernel::run() {
   if (door_->records()) {
     std::vector<Touch> reads, writes;
-    for (size_t i = 0; i < inputs_.size(); ++i) reads.push_back({inputs_[i], input_bytes_[i]});
-    for (size_t i = 0; i < outputs_.size(); ++i) writes.push_back({outputs_[i], output_bytes_[i]});
+    add_touches(reads, writes);
     writes.push_back({workspace_, static_cast<size_t>(workspace().count)});
     door_->touches(reads, writes);
   }

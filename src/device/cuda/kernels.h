@@ -67,6 +67,9 @@ class CudaKernel : public Kernel {
   Bytes workspace() const override { return workspace_bytes_; }
   void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override;
   void run() final;
+  // What it touches then, but for its workspace.
+  void add_touches(std::vector<Touch>& reads, std::vector<Touch>& writes) const;
+  const std::shared_ptr<Door>& shared_door() const { return door_; }
 
  protected:
   virtual void work() = 0;

@@ -62,6 +62,7 @@ using Bodies = BodyList<
     TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
     SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
     CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics, MeanInOrder,
-    CombineChannels, LogitGradients, AddTotals, SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
+    CombineChannels, LogitGradients, AddTotals, Joined<Sgd>, Joined<Adam>, Joined<Accumulate>, SumAll<SquaredLookups>,
+    ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
 
 }  // namespace plimsoll::cuda

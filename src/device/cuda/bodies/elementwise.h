@@ -279,4 +279,43 @@ struct Adam {
   bool by_four() const { return lie_by_four(w_next, m_next, v_next, w, g, m, v); }
 };
 
+// Bodies of one kind as one launch. Each part begins at a multiple of four, so that fours are of one part; what a part has
+// fewer than its place is nobody's.
+template <class Body>
+struct Joined {
+  using Kind = EachFour;
+  static constexpr int kMost = (4000 - 8) / static_cast<int>(sizeof(Body) + 2 * sizeof(int32_t));
+  Body parts[kMost];
+  int32_t begins[kMost], sizes[kMost];
+  int32_t count;
+  PLIMSOLL_BODY int part_at(int64_t i) const {
+    int low = 0, high = count - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      begins[middle] <= i ? void(low = middle) : void(high = middle - 1);
+    }
+    return low;
+  }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const int part = part_at(i);
+    const int64_t at = i - begins[part];
+    if (at < sizes[part]) parts[part].run(at);
+  }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    const int part = part_at(i);
+    const int64_t at = i - begins[part];
+    if (at + 4 <= sizes[part]) {
+      parts[part].four(at);
+    } else {
+      for (int64_t k = at; k < sizes[part]; ++k) parts[part].run(k);
+    }
+  }
+  bool by_four() const {
+    for (int part = 0; part < count; ++part) {
+      if (!parts[part].by_four()) return false;
+    }
+    return true;
+  }
+};
+
 }  // namespace plimsoll::cuda
