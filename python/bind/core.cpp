@@ -276,6 +276,11 @@ class Step {
   // The same into an array of the caller's, some of it at a time: a large state is nowhere a second time.
   void read_state(const std::string& name, const WritableArray& array) const {
     const std::span<std::byte> bytes(static_cast<std::byte*>(array.data()), array.nbytes());
+    const auto& states = step().states();
+    const auto state = std::ranges::find(states, name, &CheckpointTensor::name);
+    if (state != states.end() && state->bytes().count != static_cast<int64_t>(bytes.size()))
+      throw Error(ErrorCode::invalid_input, "state '" + name + "' has " + std::to_string(state->bytes().count) +
+                                                " bytes, the array " + std::to_string(bytes.size()));
     const nb::gil_scoped_release released;
     for (size_t at = 0; at < bytes.size(); at += kPieceOfState)
       step().read_state(name, {static_cast<int64_t>(at)},

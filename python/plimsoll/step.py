@@ -561,7 +561,8 @@ class Step:
 
     def _read_into(self, tensor: Tensor, name: str) -> None:
         """A state's values, some at a time where the tensor takes them as they are."""
-        if tensor.device.type == "cpu" and tensor.dtype == self._dtype(name) and tensor.is_contiguous():
+        alone = name not in self._divided  # else all ranks read it together, in the same way whatever their tensors are
+        if alone and tensor.device.type == "cpu" and tensor.dtype == self._dtype(name) and tensor.is_contiguous():
             self._core.read_state(name, tensor.detach().numpy())
         else:
             tensor.copy_(torch.from_numpy(self._core.state(name)).reshape(tensor.shape))

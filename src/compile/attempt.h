@@ -46,8 +46,8 @@ struct Wanted {
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted);
 
-// By the same kernels, the steps in an order in which less lies above `budget`: nothing where none is found, or where the
-// policy takes steps as they come.
+// By the same kernels, the steps in an order with a lower peak, where the usual one's is above `budget`: nothing where none is
+// found, or where the policy takes steps as they come.
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
 

@@ -225,7 +225,7 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   return best;
 }
 
-// What does not fit as it is may need less in another order of its steps.
+// What leaves the arena, runs again or does not fit may not have to in another order of the steps.
 void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
   if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
   Wanted wanted{.policy = options.policy, .only_to_fit = true};
@@ -618,7 +618,7 @@ std::variant<Program, Infeasible> compile_gathered(const Network& network, const
     return result;
   CompileOptions gathered = options;
   gathered.gather_updates = true;
-  gathered.name_minimum = false;
+  gathered.name_minimum = gathered.name_least = false;
   auto other = compile_unfed(network, device, costs, gathered);
   auto* const found = std::get_if<Program>(&other);
   if (found == nullptr || !is_free(*found) ||

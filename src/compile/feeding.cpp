@@ -32,6 +32,15 @@ bool is_elsewhere(const Network& network, const Plan& plan) {
       plan.homes, [&](const Home& home) { return home.tensor == network.data || home.tensor == network.labels; });
 }
 
+// Whether the host itself copies in the midst of a step (QueuedDriver: to any tier but its own memory and other GPUs). It
+// then asks for the next batch's upload too late for that to run beside the step.
+bool keeps_host_waiting(const Plan& plan) {
+  return std::ranges::any_of(plan.moves, [&](const Move& move) {
+    const std::string& tier = plan.tiers[static_cast<size_t>(move.tier)].tier.name;
+    return tier != "host" && tier != "peer";
+  });
+}
+
 Bytes total(const std::vector<FedInput>& inputs) {
   Bytes sum;
   for (const FedInput& input : inputs) sum += input.bytes;
@@ -75,7 +84,8 @@ std::variant<Program, Infeasible> compile_fed(
   if (!wanted) return result;
   feeding.second_buffer = true;
   const Prediction& predicted = first->plan->predicted;
-  if (!is_elsewhere(first->network, *first->plan) && has_room(*first->plan, bytes, options.memory)) {
+  if (!is_elsewhere(first->network, *first->plan) && !keeps_host_waiting(*first->plan) &&
+      has_room(*first->plan, bytes, options.memory)) {
     Program both = *first;
     take_feeding(both, feeding, options.memory, watch);
     if (both.plan->predicted.wall_time_ms < predicted.wall_time_ms) *first = std::move(both);

@@ -102,7 +102,9 @@ class FileChecker {
     }
   }
 
-  static bool same(double a, double b) { return std::abs(a - b) <= kTolerance * std::max(std::abs(a), std::abs(b)); }
+  static bool same(double a, double b) {
+    return std::isfinite(a) && std::isfinite(b) && std::abs(a - b) <= kTolerance * std::max(std::abs(a), std::abs(b));
+  }
 
   // --- what was asked for ---
 

@@ -11,8 +11,8 @@ namespace plimsoll {
 
 // Of a training step: where the gradient is read by the parameter's update, with or without clipping by the norm, by its sum
 // over batches, or added to another (of an output layer with the same weights, or of another lookup). Not where ranks
-// exchange it, and not where the rows that were looked up take as much memory as the table, with what puts them in order. Returns how many gradients no longer lie
-// whole.
+// exchange the very gradient, and not where the rows that were looked up, with room to sort them, take as much memory as the
+// table. Returns how many gradients no longer lie whole.
 int keep_embedding_gradients_sparse(Network& training);
 
 // Whether an op is one of those that the pass makes.

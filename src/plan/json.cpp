@@ -292,7 +292,11 @@ class PlanReader {
     const JsonReader inputs = r.member("inputs");
     for (size_t i = 0; i < inputs.size(); ++i) {
       const JsonReader input = inputs.item(i);
-      input.only({"tensor", "bytes", "offset"});
+      if (feeding.second_buffer) {
+        input.only({"tensor", "bytes", "offset"});
+      } else {
+        input.only({"tensor", "bytes"});
+      }
       feeding.inputs.push_back({.tensor = tensor(input.member("tensor")),
                                 .offset = feeding.second_buffer ? bytes(input.member("offset")) : 0_B,
                                 .bytes = bytes(input.member("bytes"))});

@@ -56,6 +56,7 @@ class Constraints {
 // these two alone.
 class Order {
  public:
+  using Score = __int128;  // bytes over many steps
   Order(const ValueTimeline& timeline, const Constraints& constraints, std::vector<int32_t> steps)
       : timeline_(&timeline), constraints_(&constraints), steps_(std::move(steps)) {
     find_last_uses();
@@ -69,7 +70,7 @@ class Order {
     }
   }
 
-  int64_t score() const { return score_; }
+  Score score() const { return score_; }
   int64_t peak() const {
     int64_t most = 0;
     for (int32_t i = 0; i < count(); ++i) most = std::max(most, during(steps_[i], across_[i]));
@@ -103,7 +104,7 @@ class Order {
  private:
   static constexpr int32_t kEnd = std::numeric_limits<int32_t>::max();
 
-  int64_t score(int64_t bytes) const { return kAboveCounts * std::max<int64_t>(bytes - limit_, 0) + bytes; }
+  Score score(int64_t bytes) const { return kAboveCounts * Score{std::max<int64_t>(bytes - limit_, 0)} + bytes; }
 
   void find_last_uses() {
     last_use_.assign(timeline_->values.size(), -1);
@@ -150,13 +151,14 @@ class Order {
   std::vector<int32_t> place_of_;  // by step
   std::vector<int32_t> last_use_;  // by value: the step; -1 none, kEnd: it stays
   std::vector<int64_t> across_;    // by place: what lies there between the step before and this one
-  int64_t limit_ = 0, score_ = 0;
+  int64_t limit_ = 0;
+  Score score_ = 0;
 };
 
 // Moves the step at the place to where the order is best, looking in one direction; says whether it moved.
 bool move_to_best(Order& order, int32_t place, bool later, int64_t& effort) {
-  const int64_t begun = order.score();
-  int64_t best = begun;
+  const Order::Score begun = order.score();
+  Order::Score best = begun;
   const int32_t step = later ? 1 : -1;
   int32_t at = place, best_at = place;
   while ((later ? at + 1 < order.count() : at > 0) && effort > 0 && order.may_swap(later ? at : at - 1)) {

@@ -20,8 +20,7 @@ namespace plimsoll {
 std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort);
 
 // Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
-// what cannot be computed again and must be there meanwhile, because the step needs what it was made of or is needed for
-// what reads it.
+// what cannot be computed again and in any order is made before the step and read behind it.
 int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers);
 
 }  // namespace plimsoll

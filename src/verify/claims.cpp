@@ -180,7 +180,7 @@ class ClaimChecker {
   }
 
   void expect(std::string_view field, double claimed, double found, double scale) {
-    if (std::abs(claimed - found) <= kTolerance * scale) return;
+    if (std::isfinite(found) && std::abs(claimed - found) <= kTolerance * scale) return;
     wrong(-1, fmt::format("{} is said to be {}; by the plan it is {}", field, claimed, found));
   }
   void expect(std::string_view field, int64_t claimed, int64_t found) {

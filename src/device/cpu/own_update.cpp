@@ -126,7 +126,10 @@ class SgdUpdate : public Update {
  protected:
   void read_settings() { settings_.read(input(2), settings_count_); }
   const float* scale() const { return scaled_ ? input(has_momentum_ ? 4 : 3) : nullptr; }
-  bool keeps_untouched() const { return !has_momentum_ && settings_.weight_decay == 0 && output(0) == input(0); }
+  bool keeps_untouched() const {
+    return !has_momentum_ && settings_.weight_decay == 0 && std::isfinite(settings_.learning_rate) &&
+           output(0) == input(0);
+  }
   template <class Gradient>
   void update(Range range, const Gradient& gradient) const {
     if (!has_momentum_) return plain(range, gradient);

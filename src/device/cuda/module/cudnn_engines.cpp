@@ -16,9 +16,9 @@ using Planned = ConvolutionLibrary::Planned;
 
 // Tensors by what they are, whatever their direction.
 enum Uid : int64_t { kX = 1, kW, kY, kBias, kSum, kOut };
-constexpr int64_t kAlignment = 16;  // of every pointer: parts of a batch begin so
-constexpr size_t kRoom = 64;        // for notes and knobs: there are 10 and 44
-constexpr size_t kMostPacks = 64;
+constexpr int64_t kAlignment = 16;   // of every pointer: parts of a batch begin so
+constexpr size_t kRoom = 64;         // for notes and knobs: there are 10 and 44
+constexpr size_t kMostPacks = 4096;  // more than a batch has parts
 
 #define PLIMSOLL_TRY(call)                                      \
   do {                                                          \
@@ -353,8 +353,7 @@ Answer CudnnEngines::guess(const Convolution& convolution, bool fused, bool fall
   PLIMSOLL_TRY(heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, handles));
   for (const Descriptor& result : std::span(results).first(handles.size())) {
     EngineConfiguration configuration;
-    PLIMSOLL_TRY(read_configuration(result, fused, configuration));
-    found.push_back(std::move(configuration));
+    if (read_configuration(result, fused, configuration).is_done()) found.push_back(std::move(configuration));
   }
   return {};
 }
