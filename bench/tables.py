@@ -418,8 +418,9 @@ def planner(r):
         extra = number(x["extra_time_percent"], 3) if x["feasible"] else "does not fit" if x["proven"] else "no plan found"
         rows.append((f"{x['problem']}{ages.mark(x['run'])}", x["ops"], percent(x["share"], 0), extra, number(x["bound_percent"]), number(x["gap_percent"]),
                      BEST_KNOWN.get((x["problem"], x["share"]), ""), number(x["seconds"], 1)))
-    return ("Graphs of costs, in shares of what keeping everything takes: the extra time of the plan over all ops once, the bound that no plan of the "
-            "graph comes below, and the gap between them in points. `bench/planning_problems.py` makes the problems by seed; seconds are of the "
+    return ("Graphs of costs, in shares of what keeping everything takes where ops run as they are listed: the extra time of the plan over all ops once, the "
+            "bound that no plan with its order of steps comes below, and the gap between them in points. `auto` may take another order than the listed one "
+            "([decision 0032](decisions/0032-order-of-steps.md)). `bench/planning_problems.py` makes the problems by seed; seconds are of the "
             "whole command, which also finds the least memory that would do; one run each. What others found is told where the problem is theirs.\n\n"
             + table(("problem", "ops", "memory", "extra %", "bound %", "gap", "best known elsewhere %", "seconds"), rows))
 
