@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "base/texts.h"
@@ -81,6 +82,19 @@ SmallerKernels smaller_kernels(const Program& program, const Program& keeping) {
   return result;
 }
 
+// Names of the ops that another program has too, as they run for the first time.
+std::vector<std::string_view> names_in_order(const Program& program, const Program& other) {
+  const Graph& graph = program.network.graph;
+  std::set<std::string_view> theirs;
+  for (const Op& op : other.network.graph.ops()) theirs.insert(op.name);
+  std::vector<std::string_view> names;
+  for (const Step& step : program.plan->steps) {
+    const std::string& name = graph.op(step.op).name;
+    if (!step.recompute && theirs.contains(name)) names.push_back(name);
+  }
+  return names;
+}
+
 // What the plan does that keeping everything does without: "recomputes 14 ops", "offloads 3 tensors to host memory".
 std::vector<std::string> measures(const Program& program, const Program* keeping) {
   const Graph& graph = program.network.graph;
@@ -104,6 +118,8 @@ std::vector<std::string> measures(const Program& program, const Program* keeping
     const std::string parts = kernels.in_parts > 0 ? fmt::format(" ({} in parts of the batch)", kernels.in_parts) : "";
     result.push_back(fmt::format("runs {} by kernels with less workspace{}", number_of(kernels.ops, "op"), parts));
   }
+  if (names_in_order(program, *keeping) != names_in_order(*keeping, program))
+    result.push_back("runs its ops in another order");
   return result;
 }
 

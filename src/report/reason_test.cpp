@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/texts.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {
@@ -143,6 +144,23 @@ TEST_F(Reason, StatesOutsideTheArenaAreCountedWhole) {
   EXPECT_THAT(reason_of(program).why, HasSubstr(fmt::format("keeps {} states (weights and the like) in host "
                                                             "memory",
                                                             count)));
+}
+
+TEST(ReasonOfAGraphOfCosts, SaysThatItsOpsRunInAnotherOrder) {
+  const CostGraph costs = cost_graph_from_json(R"({"nodes": [
+      {"ms": 1, "out": [6400], "in": []}, {"ms": 1, "out": [6400], "in": []}, {"ms": 1, "out": [6400], "in": []},
+      {"ms": 1, "out": [64], "in": [[0, 0]]}, {"ms": 1, "out": [64], "in": [[1, 0]]}, {"ms": 1, "out": [64], "in": [[2, 0]]},
+      {"ms": 1, "out": [64], "in": [[3, 0], [4, 0], [5, 0]]}], "keep": [[6, 0]]})");
+  const std::unique_ptr<Device> device = open_device("cpu", 1);
+  const auto plan = [&](Bytes memory, const std::string& policy) {
+    return std::get<Program>(compile_graph(costs.graph, costs.kernels, *device, costs_of(costs),
+                                           {.memory = memory, .policy = policy, .as_listed = true}));
+  };
+  const Program keeping = plan({INT64_MAX}, "liveness"), tight = plan(7_KiB, "auto");
+  EXPECT_EQ(tight.plan->predicted.recompute_steps, 0);
+  EXPECT_THAT(reason_of(tight, {.keeping = &keeping}).why,
+              HasSubstr("the plan runs its ops in another order, at no predicted cost in time."));
+  EXPECT_THAT(reason_of(keeping, {.keeping = &keeping}).why, ::testing::Not(HasSubstr("another order")));
 }
 
 }  // namespace
