@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 
+#include "passes/passes.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -19,8 +20,7 @@ class WideLayers : public ::testing::Test {
                                        {.batch = 32, .channels = 1, .height = 1, .width = 256, .classes = 64});
 
   static bool is_by_rows(const Program& program) {
-    return std::ranges::any_of(program.network.graph.ops(),
-                               [](const Op& op) { return op.type->name.starts_with("PointwiseLinear"); });
+    return std::ranges::any_of(program.network.graph.ops(), runs_wide_layers_by_rows);
   }
   Program compile(const CostTable& costs, const CompileOptions& options = {}) const {
     return std::get<Program>(compile_training(network_, *device_, costs, options));
@@ -30,7 +30,7 @@ class WideLayers : public ::testing::Test {
     CostTable costs;
     const Program by_rows = compile(costs, {.exact = true});
     for (const Op& op : by_rows.network.graph.ops()) {
-      if (!op.type->name.starts_with("PointwiseLinear")) continue;
+      if (!runs_wide_layers_by_rows(op)) continue;
       for (const KernelSpec& spec : device_->kernels(by_rows.network.graph, op, LayoutFamily::plain))
         costs.put({op_signature(by_rows.network.graph, op, spec), spec.name, 0}, {Cost::Source::measured, ms, 0, 3});
     }

@@ -267,4 +267,6 @@ std::vector<PassReport> run_training_passes(Network& training, const FusionOptio
   return reports;
 }
 
+bool runs_wide_layers_by_rows(const Op& op) { return op.type->name.starts_with("PointwiseLinear"); }
+
 }  // namespace plimsoll

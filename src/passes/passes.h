@@ -19,6 +19,7 @@ std::vector<std::string_view> fusion_pass_names();
 inline constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear",
                                   kLinearLossPass = "fuse_linear_cross_entropy",
                                   kSparseEmbeddingPass = "sparse_embedding_gradients";
+bool runs_wide_layers_by_rows(const Op& op);  // what kPointwiseLinearPass makes
 
 // What several ranks change in a forward network, after what is fused there and before autodiff: with
 // OptimizerOptions::sync_batch_norm, batch norms take the statistics of all ranks' parts of the batch

@@ -1,0 +1,384 @@
+#include "compile/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <set>
+
+#include "base/parallel.h"
+#include "compile/attempt.h"
+#include "compile/least_memory.h"
+#include "kernels/workspace_limits.h"
+#include "plan/assemble.h"
+#include "plan/overlap.h"
+#include "plan/route.h"
+#include "plimsoll/device.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr size_t kLimitsTried = 4;      // workspace limits between the largest and none
+constexpr size_t kTriedAtOnce = 2;      // choices of kernels; where none is better, those after them are hardly ever
+constexpr double kRounding = 1 + 1e-9;  // of times that are equal
+constexpr int kUpgrades = 2;            // of the plan's free bytes with faster kernels
+
+bool is_free_of_charge(const Attempt& a) {
+  return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
+}
+
+// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every
+// layout family without workspace. They do not depend on the budget, nor on what comes of them.
+std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts,
+                                  const CompileOptions& options, bool many) {
+  std::vector<Choice> choices;
+  std::set<Bytes> sizes;
+  for (const KernelChoice& choice : layouts.kernels) {
+    if (choice.workspace.count > 0) sizes.insert(choice.workspace);
+  }
+  const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+  const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
+  for (size_t i = between; i > 0; --i)
+    choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
+  choices.push_back({first.family, 0_B, first.divide});
+  if (options.family) return choices;
+  const LaidOut* smallest = flow.lay_out({first.family, 0_B, first.divide});
+  for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
+    if (smallest == nullptr || family != smallest->layouts.family) choices.push_back({family, 0_B, first.divide});
+  }
+  return choices;
+}
+
+// Steps get faster kernels where the plan has left them room.
+void upgrade(Attempt& best, Flow& flow, bool divide, const std::string& policy) {
+  for (int round = 0; round < kUpgrades && best.feasible(); ++round) {
+    std::optional<Attempt> fuller = flow.upgraded(best, divide, policy);
+    if (!fuller || !is_better(*fuller, best)) return;
+    best = std::move(*fuller);
+  }
+}
+
+// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other
+// kernels: what comes of each is judged beside `best`.
+void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
+  std::vector<std::string> others;
+  for (const Policy& policy : policies()) {
+    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe")
+      others.emplace_back(policy.name);  // those two are liveness, and more
+  }
+  const double ms = best.plan().predicted.step_time_ms;
+  std::vector<std::optional<Attempt>> found(others.size());
+  for_each_in_parallel(others.size(), [&](size_t i) {
+    std::optional<Attempt>& theirs = found[i];
+    for (const Choice& choice : choices) {
+      Attempt other = flow.attempt_by(others[i], choice, ms);
+      if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
+    }
+    if (theirs) upgrade(*theirs, flow, choices.front().divide, others[i]);
+  });
+  for (std::optional<Attempt>& theirs : found) {
+    if (theirs && is_better(*theirs, best)) best = *std::move(theirs);
+  }
+}
+
+// The ways to choose kernels, each once, that by which they take the least time together first: mostly the one without a
+// limit, but what is chosen op by op is not always the best of all.
+std::vector<Choice> choices_of(Flow& flow, const Choice& first, const CompileOptions& options, bool many) {
+  const LaidOut& unlimited = *flow.lay_out(first);
+  std::vector<Choice> choices{first};
+  std::set<std::string> seen{identity(unlimited)};
+  for (const Choice& other : other_choices(flow, first, unlimited.layouts, options, many)) {
+    const LaidOut* laid = flow.lay_out(other);
+    if (laid != nullptr && seen.insert(identity(*laid)).second) choices.push_back(other);
+  }
+  const auto ms = [&](const Choice& choice) { return flow.lay_out(choice)->layouts.estimated_ms; };
+  const auto fastest = std::min_element(choices.begin(), choices.end(),
+                                        [&](const Choice& a, const Choice& b) { return ms(a) * kRounding < ms(b); });
+  std::rotate(choices.begin(), fastest, fastest + 1);
+  return choices;
+}
+
+// The fastest kernels, if with them nothing has to leave the arena or run twice, and no other choice can be faster. Else
+// the other choices as well: what gives the fastest step of those that fit. Then steps of the best get faster kernels
+// again. Else infeasible, with the least memory that any of them needs.
+Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
+  const bool one_only = options.exact || !options.kernels.empty();
+  Choice chosen{.family = options.family, .limit = {INT64_MAX}, .divide = divide};
+  const bool many = network.graph.op_count() > kManyOps;
+  if (flow.lay_out(chosen) == nullptr) return flow.over_limit(divide);
+  const bool any_will_do = many || options.first_that_fits;
+  std::vector<Choice> choices;
+  if (!one_only && !any_will_do) {
+    choices = choices_of(flow, chosen, options, many);
+    chosen = choices.front();
+    if (choices.size() > 1) flow.announce(choices);
+  }
+  Attempt best = flow.attempt(chosen, one_only);
+  const bool nothing_is_faster =
+      is_free_of_charge(best) && std::all_of(choices.begin(), choices.end(), [&](const Choice& c) {
+        return flow.least_ms(c) * kRounding >= best.plan().predicted.step_time_ms;
+      });
+  if (!nothing_is_faster && !one_only && !(any_will_do && best.feasible())) {
+    if (choices.empty()) choices = choices_of(flow, chosen, options, many);
+    std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
+    choices.insert(choices.begin(), chosen);
+    std::mutex best_mutex;
+    size_t best_index = 0;  // of equal ones the first: the same whoever is done first
+    for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
+      const size_t begin = end;
+      end = std::min(choices.size(), begin + kTriedAtOnce);
+      for_each_in_parallel(end - begin, [&](size_t i) {
+        const size_t index = begin + i;
+        double ms = kAnyTime;
+        if (const std::lock_guard lock(best_mutex); best.feasible())
+          ms = best.plan().predicted.step_time_ms * kRounding;
+        Attempt other = flow.attempt(choices[index], false, ms);
+        const std::lock_guard lock(best_mutex);
+        if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
+        best = std::move(other);
+        best_index = index;
+      });
+    }
+    chosen = choices[best_index];
+    if (best.feasible() && !many && !options.workspace_total) {
+      upgrade(best, flow, divide, options.policy);
+      if (find_policy(options.policy).name == "auto" && options.state_homes.empty() && !options.first_that_fits)
+        upgrade_others(best, flow, choices);
+    }
+  }
+  if (!best.feasible()) {
+    if (!one_only) best = flow.attempt(chosen, true);
+    if (!one_only) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
+  }
+  return best;
+}
+
+// Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
+Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs,
+                     const CompileOptions& options) {
+  Flow flow(network, device, costs, options);
+  Attempt best = search(network, flow, options, true);
+  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
+  if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
+  auto consider = [&](Attempt other) {
+    if (is_better(other, best)) best = std::move(other);
+  };
+  if (options.batch_sizes == BatchSizes::all) {
+    CompileOptions fewer = options;
+    fewer.batch_sizes = BatchSizes::power_of_two;
+    Flow flow_of_fewer(network, device, costs, fewer);
+    consider(search(network, flow_of_fewer, fewer, true));
+  }
+  consider(search(network, flow, options, false));
+  return best;
+}
+
+Bytes total_workspace(const Attempt& attempt) {
+  Bytes sum;
+  for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
+    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[op.index].workspace;
+  }
+  return sum;
+}
+
+// So is an equal share of a total for each op, where the sum fits.
+Attempt search_shares(const Network& network, const Device& device, const CostTable& costs,
+                      const CompileOptions& options) {
+  Attempt best = search_sizes(network, device, costs, options);
+  if (!options.workspace_total || options.exact || !options.kernels.empty() || !best.has_kernels()) return best;
+  CompileOptions shared = options;
+  shared.workspace = std::min(options.workspace, share_of_total(network.graph, *options.workspace_total));
+  shared.workspace_total.reset();
+  Attempt other = search_sizes(network, device, costs, shared);
+  if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best))
+    best = std::move(other);
+  return best;
+}
+
+// Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
+// the arena or run twice for it.
+Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
+                         const CompileOptions& options) {
+  if (device.info().link.ranks < 2 || options.in_flight) return search_shares(network, device, costs, options);
+  // A parameter that comes back after its update is waited for, too: then later is not always better.
+  const bool gathers =
+      std::ranges::any_of(network.graph.ops(), [](const Op& op) { return op.type->name == "AllGatherParameter"; });
+  const std::vector<Bytes> choices =
+      gathers ? std::vector<Bytes>{{INT64_MAX}, 32_MiB, 4_MiB, 0_B} : std::vector<Bytes>{{INT64_MAX}, 32_MiB, 0_B};
+  CompileOptions within = options;
+  Attempt best;
+  for (const Bytes in_flight : choices) {
+    within.in_flight = in_flight;
+    Attempt found = search_shares(network, device, costs, within);
+    if (best.graph.op_count() == 0 || is_better(found, best)) best = std::move(found);
+    if (is_free_of_charge(best) && !gathers) break;
+  }
+  return best;
+}
+
+// What leaves the arena, runs again or does not fit may not have to in another order of the steps.
+void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
+  Wanted wanted{.policy = options.policy, .only_to_fit = true};
+  if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
+  std::optional<Attempt> other = reordered(best, options.memory, device, costs, options, wanted);
+  if (other && is_better(*other, best)) best = *std::move(other);
+}
+
+// What every tensor in memory of its own needs.
+Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs,
+                    const Device& device) {
+  const Route route = make_route(graph);
+  const PlanOrInfeasible result =
+      find_policy("baseline")
+          .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
+  return std::get<Plan>(result).arena;
+}
+
+constexpr double kBoundEffort = 30e6;
+constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
+
+// What is found by the costs, within what is known of the least memory.
+Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
+               const CompileOptions& options, bool many, Bytes lower_bound, std::optional<Bytes>& minimum) {
+  if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
+  if ((options.first_that_fits || !options.name_least) && options.memory < lower_bound)  // what would do was not asked
+    return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
+  // Side by side where there are cores: most budgets that are above the bound have a plan. With many ops it is not tried:
+  // where there is none, that is what takes longest.
+  Least least;
+  Attempt fastest;
+  std::atomic<bool> too_much = false;
+  const bool may_fit = options.memory >= lower_bound && !options.first_that_fits;
+  for_each_in_parallel(may_fit && !many ? 2 : 1, [&](size_t i) {
+    if (i == 0) {
+      least = find(options.name_minimum ? Bytes{1} : options.memory);
+      too_much = !least.attempt || least.attempt->plan().arena > options.memory;
+    } else if (!too_much) {
+      fastest = find_fastest();
+    }
+  });
+  if (!least.attempt) return {{}, {}, std::move(least.why)};
+  const Bytes arena = least.attempt->plan().arena;
+  if (options.name_minimum) minimum = arena;
+  if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
+    fastest = find_fastest();
+    if (fastest.feasible()) return fastest;
+  }
+  if (too_much) return {{}, {}, std::move(least.why)};
+  if (options.first_that_fits) return *std::move(least.attempt);
+  if (many) fastest = find_fastest();
+  return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
+}
+
+// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `watch`: since
+// planning began.
+std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device,
+                                       const CostTable& costs, const CompileOptions& options, const Stopwatch& watch) {
+  if (!found.feasible()) {
+    Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
+    infeasible.policy = options.policy;
+    infeasible.lower_bound = lower_bound;
+    infeasible.proven = infeasible.proven || (infeasible.tier.empty() && options.memory < lower_bound);
+    return infeasible;
+  }
+
+  const double bound_ms =
+      bound_of(found, device, costs, options, static_cast<int64_t>(kBoundEffort * options.search_effort));
+  const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
+  Program program = program_of(std::move(training), std::move(found), options, watch);
+  program.lower_bound = lower_bound;
+  program.bound_ms = bound_ms;
+  program.baseline_peak = baseline;
+  return program;
+}
+
+// Of a graph of costs, the least memory that is known to be enough, where it was asked for: also that of the plan itself. (A
+// network's is found without its times, so that it is the same on every machine.)
+std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program,
+                                 const CompileOptions& options) {
+  return minimum && options.as_listed ? std::min(*minimum, program.plan->arena) : minimum;
+}
+
+// The order in which ops are listed was chosen by nobody for its memory: another is looked at first.
+Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable& costs,
+                      const CompileOptions& options) {
+  Wanted wanted{options.policy, true};
+  std::optional<Attempt> other =
+      reordered({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
+  if (other && is_free_of_charge(*other)) return *std::move(other);
+  if (other && other->feasible()) wanted.faster_than_ms = other->plan().predicted.step_time_ms;
+  Attempt listed = make_attempt(laid, device, costs, options, wanted);
+  return other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
+}
+
+}  // namespace
+
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = search_in_flight(network, device, costs, options);
+  reorder(best, device, costs, options);
+  place_again(best, device, costs, options);
+  return best;
+}
+
+Program program_of(Network network, Attempt found, const CompileOptions& options, const Stopwatch& watch) {
+  Program program;
+  program.network = std::move(network);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.policy = options.policy;
+  Plan plan = std::get<Plan>(std::move(found.result));
+  plan.plan_time_ms = watch.ms();
+  program.plan = check_plan(program.network.graph, std::move(plan));
+  return program;
+}
+
+Bytes least_arena(const Graph& graph, const Device& device, const CompileOptions& options) {
+  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+  Bytes states;
+  std::set<TensorId> counted;
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    if (counted.insert(state.before).second) states += storage_bytes(t.shape, t.dtype, {});
+  }
+  for (const TierInfo& tier : tiers) states = states - std::min(states, tier.capacity);
+  return std::max(states, least_bytes(graph, !tiers.empty()));
+}
+
+std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower_bound, const Device& device,
+                                                    const CostTable& costs, const CompileOptions& options,
+                                                    const Stopwatch& watch) {
+  std::optional<Bytes> minimum;
+  Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
+                         [&] { return search(network, device, costs, options); }, options,
+                         network.graph.op_count() > kManyOps, lower_bound, minimum);
+  if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
+  auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
+  return result;
+}
+
+std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
+                                                const CostTable& costs, const CompileOptions& asked) {
+  CompileOptions options = asked;
+  if (asked.as_listed && !asked.first_that_fits)  // one plan is looked for, not many, as for a network's kernels
+    options.run_effort = std::max(asked.run_effort, kRunEffort + kRunEffortOfOp * graph.op_count());
+  const Stopwatch watch;
+  LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
+  const LaidOut laid{std::move(graph), std::move(layouts)};
+  Bytes lower_bound = least_arena(laid.graph, device, options);
+  if (options.as_listed) lower_bound = std::max(lower_bound, least_live_of(laid, device, costs, options));
+  std::optional<Bytes> minimum;
+  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
+                         [&] { return search_orders(laid, device, costs, options); }, options,
+                         laid.graph.op_count() > kManyOps, lower_bound, minimum);
+  auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
+  return result;
+}
+
+}  // namespace plimsoll
