@@ -14,6 +14,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/network_file.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 #include "train/beginning.h"
