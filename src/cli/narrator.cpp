@@ -124,7 +124,8 @@ void add_tokens_per_second(json& event, double samples_per_second, Language lang
 
 }  // namespace
 
-Narrator::Narrator(const TrainFlags& flags, const TrainOptions& options) : flags_(flags), options_(options), out_(flags.json) {
+Narrator::Narrator(const TrainFlags& flags, const TrainOptions& options)
+    : flags_(flags), options_(options), out_(flags.json) {
   if (!flags.log_csv.empty()) epoch_log_.emplace(flags.log_csv, options.resume.has_value());
   if (!flags.tensorboard.empty()) event_file_.emplace(flags.tensorboard);
 }
@@ -151,9 +152,8 @@ TrainListener Narrator::listener() {
   };
   if (!flags_.trace.empty() || !flags_.report.empty()) {
     listener.recorded = [this](const Program& program, std::span<const StepRecord> steps,
-                               std::span<const StepRecord> copies, std::span<const StepRecord> messages) {
-      keep_record(program, steps, copies, messages);
-    };
+                               std::span<const StepRecord> copies,
+                               std::span<const StepRecord> messages) { keep_record(program, steps, copies, messages); };
   }
   return listener;
 }
@@ -195,14 +195,13 @@ void Narrator::tell_plan(const Program& program, const std::string& data, const 
   const Network& network = program.network;
   if (is_language_model(network)) language_.context = network.graph.tensor(network.data).shape[1];
   say(out_, fmt::format("{} on {}, batch {}, device {}", options_.model, data, options_.batch, options_.device));
-  say(out_, plan_text(program, options_.batch) +
-                (shares_cores(options_.device)
-                     ? process_text(process, program.plan, options_.memory_is == MemoryIs::process)
-                     : ""));
+  say(out_,
+      plan_text(program, options_.batch) +
+          (shares_cores(options_.device) ? process_text(process, program.plan, options_.memory_is == MemoryIs::process)
+                                         : ""));
   memory_text_ = to_string(program.plan->arena);
   json event = plan_json(program, {});
-  if (shares_cores(options_.device))
-    add_process(event, process, program.plan, options_.memory_is == MemoryIs::process);
+  if (shares_cores(options_.device)) add_process(event, process, program.plan, options_.memory_is == MemoryIs::process);
   event["event"] = "plan";
   out_.write(event);
 }
@@ -223,10 +222,10 @@ void Narrator::go_on_without(std::optional<Log>& log, const Write& write) {
 void Narrator::tell_step(const StepEvent& e) {
   progress_.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
                    language_ ? fmt::format("{}, loss {:.4f}, perplexity {:.4g}, lr {:.3g}, {}",
-                                           speed_text(e.images_per_second, language_), e.loss, perplexity(e.loss),
-                                           e.lr, memory_text_)
-                             : fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}",
-                                           number_text(e.images_per_second, 4), e.loss, e.lr, memory_text_));
+                                           speed_text(e.images_per_second, language_), e.loss, perplexity(e.loss), e.lr,
+                                           memory_text_)
+                             : fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4),
+                                           e.loss, e.lr, memory_text_));
   if (out_.active()) {
     json event = step_json(e);
     if (language_) {
@@ -266,8 +265,8 @@ void Narrator::tell_epoch(const EpochEvent& e) {
   go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
 }
 
-void Narrator::keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies,
-                   std::span<const StepRecord> messages) {
+void Narrator::keep_record(const Program& program, std::span<const StepRecord> steps,
+                           std::span<const StepRecord> copies, std::span<const StepRecord> messages) {
   if (!flags_.report.empty()) recorded_ = Recorded{program, {steps.begin(), steps.end()}};
   if (flags_.trace.empty()) return;
   write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies, messages));
