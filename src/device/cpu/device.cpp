@@ -41,6 +41,8 @@ std::span<const KernelFactory> find_factories(std::string_view op_type) {
 }
 // Of those, the one that has a kernel of this name.
 const KernelFactory& factory_of(std::span<const KernelFactory> factories, std::string_view kernel) {
+  const auto named = std::ranges::find(factories, kernel, &KernelFactory::name);
+  if (named != factories.end()) return *named;
   return kernel == kOwn ? factories.front() : factories.back();
 }
 
@@ -146,7 +148,7 @@ class CpuDevice final : public Device {
     std::vector<KernelSpec> specs;
     for (const KernelFactory& factory : factories) {
       for (KernelSpec& spec : factory.specs(graph, op, family, info_.threads)) {
-        if (spec.name == kOwn) spec.workspace = own_workspace(graph, op, spec, factory, info_.threads);
+        if (spec.name.starts_with(kOwn)) spec.workspace = own_workspace(graph, op, spec, factory, info_.threads);
         specs.push_back(std::move(spec));
       }
     }

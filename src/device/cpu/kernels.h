@@ -15,6 +15,7 @@ struct KernelFactory {
   // As Device::kernels and Device::make_kernel. `threads` is never 0 here.
   std::vector<KernelSpec> (*specs)(const Graph&, const Op&, LayoutFamily, int threads);
   std::unique_ptr<Kernel> (*make)(const Graph&, const Op&, std::string_view kernel, int threads);
+  std::string_view name = {};  // the one kernel that it has, where an op type has several factories of ours
 };
 using NamedFactory = std::pair<std::string_view, KernelFactory>;  // op type, its factory
 
@@ -46,9 +47,10 @@ std::vector<NamedFactory> recurrent_kernels();
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
 std::vector<NamedFactory> softmax_kernels();
-std::vector<NamedFactory> sort_kernels();    // Sort, TopK
-std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
-std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
+std::vector<NamedFactory> sort_kernels();      // Sort, TopK
+std::vector<NamedFactory> take_kernels();      // Embedding, IndexSelect, Index, Gather
+std::vector<NamedFactory> update_kernels();    // SGD, Adam, sums of gradients
+std::vector<NamedFactory> winograd_kernels();  // convolutions of 3x3, beside oneDNN's
 
 // The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.
 Layout family_layout(LayoutFamily family, size_t rank);

@@ -190,7 +190,7 @@ std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily fam
 }  // namespace
 
 std::vector<NamedFactory> depthwise_kernels() {
-  return {{"ConvBackwardWeights", {specs, make_own<DepthwiseBackwardWeights>}}};
+  return {{"ConvBackwardWeights", {specs, make_own<DepthwiseBackwardWeights>, "own"}}};
 }
 
 }  // namespace plimsoll::cpu

@@ -30,7 +30,8 @@ std::vector<NamedFactory> PLIMSOLL_OWN_KERNELS() {
                       take_kernels,
                       sort_kernels,
                       cumulative_sum_kernels,
-                      pointwise_linear_kernels}) {
+                      pointwise_linear_kernels,
+                      winograd_kernels}) {
     for (const NamedFactory& factory : family()) all.push_back(factory);
   }
   return all;
