@@ -19,14 +19,16 @@ namespace {
 constexpr std::string_view kName = "own:winograd";
 constexpr int kTile = 4, kTaps = 3, kPatch = kTile + kTaps - 1;  // pixels of a side: written, weighed, read
 constexpr int kProducts = kPatch * kPatch;
-constexpr int64_t kFewestTiles = 32;                    // fewer do not pay for the transform of the weights
-constexpr int64_t kBlockBytes = 3 * 512 * 1024;         // of a thread's tiles, transformed
-constexpr int64_t kSumBlockBytes = 8 * 1024 * 1024;     // of all tiles that a sum takes at a time
-constexpr int64_t kWeightsBytes = 5 * 512 * 1024;       // of weights, transformed, that are at hand at a time
-constexpr int64_t kMostInputBytes = 6 * 1024 * 1024;    // of a thread's transformed pixels, while output channels go by blocks
-constexpr int64_t kFewestChannels = 64;                 // of such a block
-constexpr int64_t kBlockTiles = 64;                     // at least, so that products are worth their start
-constexpr int64_t kApart = 80;  // floats between matrices: their sizes are powers of two, which share few lines of a cache
+constexpr int64_t kFewestTiles = 32;                 // fewer do not pay for the transform of the weights
+constexpr int64_t kBlockBytes = 3 * 512 * 1024;      // of a thread's tiles, transformed
+constexpr int64_t kSumBlockBytes = 8 * 1024 * 1024;  // of all tiles that a sum takes at a time
+constexpr int64_t kWeightsBytes = 5 * 512 * 1024;    // of weights, transformed, that are at hand at a time
+constexpr int64_t kMostInputBytes =
+    6 * 1024 * 1024;                     // of a thread's transformed pixels, while output channels go by blocks
+constexpr int64_t kFewestChannels = 64;  // of such a block
+constexpr int64_t kBlockTiles = 64;      // at least, so that products are worth their start
+constexpr int64_t kApart =
+    80;  // floats between matrices: their sizes are powers of two, which share few lines of a cache
 
 // The sides of the convolution that is computed: of the pass to the data, `in` is dy.
 struct Winograd {
@@ -38,9 +40,7 @@ struct Winograd {
   int64_t images = 0, tiles_h = 0, tiles_w = 0;
 
   int64_t tiles() const { return images * tiles_h * tiles_w; }
-  int64_t tile_bytes() const {
-    return kProducts * (in_channels + out_channels) * static_cast<int64_t>(sizeof(float));
-  }
+  int64_t tile_bytes() const { return kProducts * (in_channels + out_channels) * static_cast<int64_t>(sizeof(float)); }
 };
 
 std::optional<Winograd> read_winograd(const Graph& graph, const Op& op) {
@@ -142,7 +142,8 @@ class WinogradKernel final : public OwnKernel {
       Products& products = products_.emplace_back();
       products.sets.make(op, block_, last_, 1, [this](int64_t tiles) { return shapes(tiles); });
       if (g_.sums && block_ < g_.tiles())
-        products.adds.make(op, block_, last_, 1, [this](int64_t tiles) { return shapes(tiles); }, true);
+        products.adds.make(
+            op, block_, last_, 1, [this](int64_t tiles) { return shapes(tiles); }, true);
       scratch_at_.push_back(layout.place(std::max(products.sets.scratch(), products.adds.scratch())));
     }
     workspace_bytes_ = layout.bytes();
@@ -178,7 +179,8 @@ class WinogradKernel final : public OwnKernel {
     int64_t most = std::max(kBlockTiles, bytes / g_.tile_bytes());
     if (!g_.sums && floats * g_.out_channels > kWeightsBytes && floats * all <= kMostInputBytes) {
       most = std::max(most, all);
-      while (floats * channels_ > kWeightsBytes && channels_ % (4 * kLanes) == 0 && channels_ > kFewestChannels) channels_ /= 2;
+      while (floats * channels_ > kWeightsBytes && channels_ % (4 * kLanes) == 0 && channels_ > kFewestChannels)
+        channels_ /= 2;
     }
     int64_t blocks = (tiles + most - 1) / most;
     if (!g_.sums) blocks = (blocks + parts_ - 1) / parts_ * parts_;  // as many for each
@@ -299,7 +301,8 @@ class WinogradKernel final : public OwnKernel {
     const int64_t step = pixel(out_);
     for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
       const Place place = place_of(tile);
-      const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y), columns = std::min<int64_t>(kTile, g_.out_w - place.x);
+      const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y),
+                    columns = std::min<int64_t>(kTile, g_.out_w - place.x);
       for (int64_t c = 0; c < channels_; c += kLanes) {
         const float* row = from + (tile - tiles.begin) * channels_ + c;
         f32x16 m[kProducts], between[kTile * kPatch], y[kTile * kTile];
@@ -403,21 +406,21 @@ class WinogradKernel final : public OwnKernel {
 
   Winograd g_;
   bool relu_ = false, has_bias_ = false;
-  Image in_, out_;  // of a gradient of weights, `out` is dy
-  int64_t block_ = 0, last_ = 0;  // tiles
-  int64_t channels_ = 0;          // outputs at a time
+  Image in_, out_;                  // of a gradient of weights, `out` is dy
+  int64_t block_ = 0, last_ = 0;    // tiles
+  int64_t channels_ = 0;            // outputs at a time
   std::vector<Products> products_;  // by part
   int64_t weights_at_ = 0;
   std::vector<int64_t> in_at_, out_at_, scratch_at_;
 };
 
 // As a multiple of what a machine's products reach, measured with AVX-512 on 14 x 14 to 56 x 56 pixels: the transform of the
-// weights costs as much as so many tiles, and that of pixels pays over many channels.
+// weights, and products of few rows, cost as much as so many tiles, and that of pixels pays over many channels.
 double efficiency(const Winograd& g) {
   const auto channels = [](int64_t count) { return 16.0 / static_cast<double>(count); };
   const double tiles = static_cast<double>(g.tiles());
   const double used = static_cast<double>(g.images * g.out_h * g.out_w) / (tiles * kTile * kTile);
-  return 2.9 * used * tiles / (tiles + 30) / (1 + channels(g.in_channels) + channels(g.out_channels));
+  return 2.9 * used * tiles / (tiles + 80) / (1 + channels(g.in_channels) + channels(g.out_channels));
 }
 
 std::vector<KernelSpec> winograd_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {

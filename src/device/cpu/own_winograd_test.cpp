@@ -15,19 +15,17 @@ struct ConvCase {
   Shape x() const { return {images, in, height, width}; }
   Shape dy() const { return {images, out, out_height(), out_width()}; }
   Shape w() const { return {out, in, 3, 3}; }
-  Attributes attributes() const {
-    return {{"padding", std::vector<int64_t>{top, left, bottom, right}}};
-  }
+  Attributes attributes() const { return {{"padding", std::vector<int64_t>{top, left, bottom, right}}}; }
 };
 
 const std::vector<ConvCase> kCases = {
-    {2, 16, 32, 17, 21},               // tiles that reach beyond each end
-    {32, 16, 16, 4, 4},                // one tile an image, all of it at the edges
-    {3, 48, 16, 14, 15, 0, 0, 0, 0},   // nothing around it
-    {2, 16, 16, 18, 18, 2, 0, 1, 2},   // another padding at each side
-    {33, 32, 16, 1, 3},                // smaller than a tile
-    {1, 48, 64, 60, 61},               // several blocks of tiles
-    {33, 128, 256, 3, 3},              // output channels by blocks
+    {2, 16, 32, 17, 21},              // tiles that reach beyond each end
+    {32, 16, 16, 4, 4},               // one tile an image, all of it at the edges
+    {3, 48, 16, 14, 15, 0, 0, 0, 0},  // nothing around it
+    {2, 16, 16, 18, 18, 2, 0, 1, 2},  // another padding at each side
+    {33, 32, 16, 1, 3},               // smaller than a tile
+    {1, 48, 64, 60, 61},              // several blocks of tiles
+    {33, 128, 256, 3, 3},             // output channels by blocks
 };
 constexpr double kTolerance = 1e-4;
 
@@ -68,9 +66,10 @@ bool is_offered(const Shape& x, const Shape& w, const Attributes& attributes) {
   const TensorId weights = graph.add_source("w", w, DType::f32, Role::parameter);
   const OpId op = graph.add_op("ConvForward", "conv", "conv", {data, weights}, attributes);
   const auto device = open_device("cpu", 1);
-  return std::ranges::any_of(device->kernels(graph, graph.op(op), LayoutFamily::channels_last), [](const KernelSpec& s) {
-    return s.name == "own:winograd" && s.algorithm == Algorithm::winograd && s.workspace.count > 0;
-  });
+  return std::ranges::any_of(
+      device->kernels(graph, graph.op(op), LayoutFamily::channels_last), [](const KernelSpec& s) {
+        return s.name == "own:winograd" && s.algorithm == Algorithm::winograd && s.workspace.count > 0;
+      });
 }
 
 TEST(OwnWinograd, IsOfferedForWholeVectorsOfChannelsAndDenseWindowsOnly) {
@@ -84,7 +83,8 @@ TEST(OwnWinograd, IsOfferedForWholeVectorsOfChannelsAndDenseWindowsOnly) {
   EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"stride", Ints{2, 1}}}));
   EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"dilation", Ints{1, 2}}}));
   EXPECT_FALSE(is_offered(x, {2, 16, 16, 3, 3}, {{"padding", padding}, {"groups", int64_t{2}}}));
-  EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", Ints{3, 3, 3, 3}}})) << "the pass to the data has no such padding";
+  EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", Ints{3, 3, 3, 3}}}))
+      << "the pass to the data has no such padding";
   EXPECT_FALSE(is_offered({1, 32, 7, 7}, {32, 32, 3, 3}, {{"padding", padding}})) << "few tiles for so many weights";
 }
 
