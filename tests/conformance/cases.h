@@ -506,16 +506,21 @@ inline std::vector<Case> pointwise_cases() {
     int64_t operands = 1;
     bool transposed = false, bias = false, drops = false;
     std::vector<int64_t> gradients = {0, 1};
+    int64_t one_row = -1;  // an operand that is one row for all
+    int64_t part = 0;      // of a batch that ranks share
   };
   for (const Wide& s : {Wide{{80, 12}, 7, "gelu(x0)"},
                         {{2, 40, 16}, 8, "mul(silu(x0),x1)", 2, true, true, false, {0, 1, 2, 3}},
                         {{70, 9}, 5, "mul(silu(x0),x1)", 2, false, true, true, {0, 1, 2}},
                         {{3, 30, 6}, 10, "gelu_tanh(x0)", 1, true, false, true, {1}},
+                        {{200, 10}, 6, "gelu_tanh(add(x0,x1))", 2, false, false, true, {0, 1, 2, 3}, 1, 2},
+                        {{130, 7}, 4, "mul(mul(x0,x1),x2)", 3, true, true, false, {0, 1, 2, 4}, 0},
+                        {{70, 3}, 2, "mul(x0,x1)", 2, false, false, false, {0}, 0},
                         {{1, 1}, 1, "sigmoid(x0)", 1, false, true, false, {0}}}) {
     for (const bool backward : {false, true}) {
       const std::string text =
-          fmt::format("{} to {} {}{}{}{}", to_string(s.x), s.outputs, s.text, s.transposed ? " transposed" : "",
-                      s.bias ? " bias" : "", s.drops ? " dropout" : "");
+          fmt::format("{} to {} {}{}{}{}{}", to_string(s.x), s.outputs, s.text, s.transposed ? " transposed" : "",
+                      s.bias ? " bias" : "", s.drops ? " dropout" : "", s.one_row >= 0 ? " one row" : "");
       cases.push_back({backward ? "PointwiseLinearBackward" : "PointwiseLinearForward", text, [=](CaseBuilder& b) {
                          Attributes attributes = expression(s.text);
                          attributes.set("operands", s.operands);
@@ -524,12 +529,13 @@ inline std::vector<Case> pointwise_cases() {
                          Shape y = s.x;
                          y.back() = s.outputs;
                          std::vector<TensorId> inputs;
-                         for (int64_t i = 0; i < s.operands; ++i) inputs.push_back(b.normal(s.x));
+                         for (int64_t i = 0; i < s.operands; ++i)
+                           inputs.push_back(b.normal(i == s.one_row ? Shape{width} : s.x));
                          inputs.push_back(b.normal(s.transposed ? Shape{width, s.outputs} : Shape{s.outputs, width}));
                          if (s.drops) {
                            attributes.set("p", 0.3);
                            attributes.set("salt", int64_t{5});
-                           inputs.insert(inputs.end(), {b.number(3), b.seed(77, 0)});
+                           inputs.insert(inputs.end(), {b.number(3), b.seed(77, s.part)});
                          }
                          if (backward) {
                            attributes.set("gradients", s.gradients);

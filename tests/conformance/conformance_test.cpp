@@ -79,11 +79,6 @@ INSTANTIATE_TEST_SUITE_P(Devices, NotThere, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return test_name(info.param.first); });
 
-// What is fused for the CPU alone; elsewhere its ops run one by one.
-bool is_left_out(const std::string& device, const Case& one) {
-  return device.starts_with("cuda") && one.type.starts_with("PointwiseLinear");
-}
-
 class Conformance : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
 
 TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
@@ -94,10 +89,6 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
     if (one.type != type) continue;
     const Subject subject = build_subject(one, kSeed);
     const Op& op = subject.graph.op(subject.op);
-    if (is_left_out(device_name, one)) {
-      EXPECT_THROW(device->kernels(subject.graph, op, LayoutFamily::plain), Error) << one.text;
-      continue;
-    }
     std::set<std::tuple<std::string, std::vector<Layout>, std::vector<Layout>>> judged;
     for (const LayoutFamily family : kFamilies) {
       const auto specs = device->kernels(subject.graph, op, family);
@@ -131,7 +122,7 @@ TEST_P(KernelNames, AreRefusedWhereThereIsNoSuchKernel) {
   const auto& [device_name, type] = GetParam();
   const auto device = open(device_name);
   for (const Case& one : all_cases()) {
-    if (one.type != type || is_left_out(device_name, one)) continue;
+    if (one.type != type) continue;
     const Subject subject = build_subject(one, kSeed);
     try {
       device->make_kernel(subject.graph, subject.graph.op(subject.op), "no such kernel");
@@ -207,7 +198,7 @@ TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
   const auto device = open(GetParam());
   std::set<std::string> lacking;
   for (const Case& one : all_cases()) {
-    if (op_type(one.type).is_view || is_left_out(GetParam(), one) || lacking.count(one.type) > 0) continue;
+    if (op_type(one.type).is_view || lacking.count(one.type) > 0) continue;
     const Subject subject = build_subject(one, kSeed);
     if (device->kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::plain)[0].name == "reference")
       lacking.insert(one.type);

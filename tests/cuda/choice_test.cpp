@@ -165,8 +165,7 @@ struct Example {
 
 TEST(CudaChoice, ALanguageModelsLossIsMadeByRowsOfWhichExactTakesOneNumber) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
-  EXPECT_THAT(fusion_on(*device, {}).off,
-              ::testing::ElementsAre("fuse_pointwise_linear"));  // that of losses is on
+  EXPECT_THAT(fusion_on(*device, {}).off, ::testing::IsEmpty());
   Graph graph;
   const TensorId x = graph.add_source("x", {1024, 64}, DType::f32, Role::activation);
   const TensorId w = graph.add_source("w", {50000, 64}, DType::f32, Role::activation);
@@ -182,6 +181,61 @@ TEST(CudaChoice, ALanguageModelsLossIsMadeByRowsOfWhichExactTakesOneNumber) {
   EXPECT_EQ(workspaces.count("rows=256:tf32"), 1u);
   EXPECT_LT(workspaces.at("rows=64"), 16_MiB);
   EXPECT_GT(workspaces.at("rows=1024"), 195_MiB);
+}
+
+TEST(CudaChoice, AWideLayerTakesWorkspaceForABlockOnly) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
+  Graph graph;
+  const TensorId up = graph.add_source("up", {8192, 3072}, DType::f32, Role::activation);
+  const TensorId gate = graph.add_source("gate", {8192, 3072}, DType::f32, Role::activation);
+  const TensorId w = graph.add_source("w", {768, 3072}, DType::f32, Role::activation);
+  const TensorId dy = graph.add_source("dy", {8192, 768}, DType::f32, Role::activation);
+  Attributes attributes{{"expression", std::string("mul(silu(x0),x1)")}, {"operands", int64_t{2}}};
+  const OpId forward = graph.add_op("PointwiseLinearForward", "mlp", "mlp", {up, gate, w}, attributes);
+  attributes.set("gradients", std::vector<int64_t>{0, 1, 2});
+  const OpId backward = graph.add_op("PointwiseLinearBackward", "mlp/back", "mlp", {up, gate, w, dy}, attributes);
+  for (const auto& [op, blocks] : {std::pair{forward, 1}, {backward, 2}}) {  // and its gradient
+    std::vector<std::string> names, exact;
+    for (const KernelSpec& spec : device->kernels(graph, graph.op(op), LayoutFamily::plain)) {
+      names.push_back(spec.name);
+      if (spec.exact) exact.push_back(spec.name);
+      const Bytes block{blocks * std::stoll(spec.name.substr(5)) * 3072 * 4};
+      EXPECT_GE(spec.workspace, block) << spec.name;
+      EXPECT_LE(spec.workspace, block + 64_KiB) << spec.name;
+    }
+    EXPECT_THAT(names, ::testing::UnorderedElementsAre("rows=64", "rows=256", "rows=1024", "rows=4096", "rows=64:tf32",
+                                                       "rows=256:tf32", "rows=1024:tf32", "rows=4096:tf32"));
+    EXPECT_THAT(exact, ::testing::ElementsAre("rows=4096"));                    // an expression of up to 64 MiB
+    EXPECT_THROW(device->make_kernel(graph, graph.op(op), "rows=100"), Error);  // blocks that begin anywhere
+  }
+}
+
+TEST(CudaChoice, WideLayersAreByRowsWhereThatIsFasterOrTheyHaveNoRoom) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  const Network network = build_model("gpt2:layers=2,width=48,heads=2,context=256,positions=256,vocab=64",
+                                      {.batch = 32, .channels = 1, .height = 1, .width = 256, .classes = 64});
+  const auto compile = [&](const CostTable& costs, const CompileOptions& options) {
+    return std::get<Program>(compile_training(network, *device, costs, options));
+  };
+  const auto is_by_rows = [](const Program& program) {
+    return std::ranges::any_of(program.network.graph.ops(),
+                               [](const Op& op) { return op.type->name.starts_with("PointwiseLinear"); });
+  };
+  const Program exact = compile(CostTable(), {.exact = true});
+  EXPECT_TRUE(is_by_rows(exact));
+  const auto costs_with = [&](double ms) {
+    CostTable costs;
+    for (const Op& op : exact.network.graph.ops()) {
+      if (!op.type->name.starts_with("PointwiseLinear")) continue;
+      for (const KernelSpec& spec : device->kernels(exact.network.graph, op, LayoutFamily::plain))
+        costs.put({op_signature(exact.network.graph, op, spec), spec.name, 0}, {Cost::Source::measured, ms, 0, 3});
+    }
+    return costs;
+  };
+  EXPECT_FALSE(is_by_rows(compile(costs_with(1000), {})));
+  const Program fast = compile(costs_with(0.001), {});
+  EXPECT_TRUE(is_by_rows(fast));
+  EXPECT_TRUE(is_by_rows(compile(costs_with(1000), {.memory = {fast.plan->arena.count * 3 / 4}})));
 }
 
 TEST(CudaChoice, WhatCudnnDoesNotTakeWholeItTakesInParts) {

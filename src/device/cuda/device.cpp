@@ -28,6 +28,7 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     update_kernels,
     random_kernels,
     pointwise_kernels,
+    pointwise_linear_kernels,
     pool_kernels,
     batch_norm_kernels,
     loss_kernels,

@@ -185,6 +185,10 @@ void require_row_major(const Graph& graph, const Op& op) {
   }
 }
 
+void refuse(const Op& op, const std::string& why) {
+  throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): {}", op.name, op.type->name, why));
+}
+
 void throw_no_kernel(const Op& op, std::string_view kernel) {
   throw Error(ErrorCode::unsupported,
               fmt::format("op '{}' ({}): CUDA has no kernel '{}' for it", op.name, op.type->name, kernel));

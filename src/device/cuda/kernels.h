@@ -46,7 +46,8 @@ std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
 std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // and Cast, Expand, Reduce
-std::vector<NamedFactory> pool_kernels();       // and LRN
+std::vector<NamedFactory> pointwise_linear_kernels();
+std::vector<NamedFactory> pool_kernels();  // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> sync_batch_norm_kernels();  // without its collectives
 std::vector<NamedFactory> clip_kernels();
@@ -137,6 +138,8 @@ std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph&
 void require_row_major(const Graph& graph, const Op& op);
 // A spec with this name and these layouts.
 KernelSpec family_spec(const Graph& graph, const Op& op, LayoutFamily family, std::string name, Bytes workspace);
+// Throw Error(unsupported) that names the op.
+[[noreturn]] void refuse(const Op& op, const std::string& why);
 [[noreturn]] void throw_no_kernel(const Op& op, std::string_view kernel);
 void require_own(const Op& op, std::string_view kernel);
 
@@ -167,6 +170,10 @@ std::vector<KernelSpec> row_major_specs_with_workspace(const Context& context, c
                                                        LayoutFamily) {
   return own_specs_with_workspace<K>(context, graph, op, LayoutFamily::plain);
 }
+
+// What an op draws `drawn` elements from: input `step_at` is the step's number, and the seed follows; their addresses are set
+// when it runs.
+Stream stream_of_op(const Graph& graph, const Op& op, size_t step_at, const Shape& drawn);
 
 // How a channel's elements are cut, and the room that their sums take.
 Pieces pieces_of(const Image& image);

@@ -1,24 +1,15 @@
 // A linear layer and its cross entropy by blocks of rows: the logits of a block lie in the workspace, and nowhere else.
-// Products are cuBLASLt's. Each length of a block is a kernel, "rows=256", of its own time and workspace, named as on the
-// CPU. How many labels count only the GPU knows, so all rows are computed, and what does not count gives zeros.
-#include <fmt/format.h>
-
+// How many labels count only the GPU knows, so all rows are computed, and what does not count gives zeros.
 #include <algorithm>
-#include <charconv>
-#include <utility>
 
 #include "device/cuda/kernels_loss.h"
+#include "device/cuda/row_blocks.h"
 
 namespace plimsoll::cuda {
 namespace {
 
-constexpr std::string_view kRows = "rows=";
-constexpr int64_t kFewestRows = 64, kMostRows = 4096;
 // As many rows as have logits of this size: the weights, which every block reads, are then read seldom enough.
 constexpr int64_t kUsualLogits = int64_t{64} << 20;
-constexpr Bytes kMostBlockWorkspace = 32_MiB;  // of a product
-
-int64_t block_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct LinearSizes {
   int64_t rows = 0, width = 0, classes = 0;
@@ -30,42 +21,13 @@ LinearSizes linear_sizes(const Graph& graph, const Op& op) {
   return {x[0], x[1], w[transposed ? 1 : 0], transposed};
 }
 
-// One product for whole blocks and one for the last block, where it is smaller.
-class BlockProduct {
- public:
-  template <class Shapes>  // shapes(rows) -> Product
-  bool make(Door& door, int64_t whole, int64_t last, bool tf32, const Shapes& shapes) {
-    const auto prepare = [&](int64_t rows) {
-      Product product = shapes(rows);
-      product.tf32 = tf32;
-      return door.prepare(product, kMostBlockWorkspace);
-    };
-    whole_ = prepare(whole);
-    if (last != whole) last_ = prepare(last);
-    return whole_ && (last == whole || last_);
-  }
-  Bytes workspace() const {
-    return std::max(whole_ ? whole_->workspace() : Bytes{}, last_ ? last_->workspace() : Bytes{});
-  }
-  void run(bool last, const float* a, const float* b, const float* bias, float* out, void* workspace) const {
-    (last && last_ ? *last_ : *whole_).run(a, b, bias, out, workspace);
-  }
-
- private:
-  std::unique_ptr<Prepared> whole_, last_;
-};
-
 class LinearCrossEntropyKernel final : public CrossEntropyKernel {
  public:
   LinearCrossEntropyKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : CrossEntropyKernel(context, graph, op, 2, linear_sizes(graph, op).classes), sizes_(linear_sizes(graph, op)) {
+      : CrossEntropyKernel(context, graph, op, 2, linear_sizes(graph, op).classes),
+        sizes_(linear_sizes(graph, op)),
+        blocks_(row_blocks(context, op, kernel, rows_)) {
     require_row_major(graph, op);
-    std::string_view name = kernel;
-    const bool tf32 = name.ends_with(kTf32);
-    if (tf32) name.remove_suffix(kTf32.size());
-    block_ = std::min(rows_in(name), rows_);
-    if (block_ < 1 || (tf32 && !context.tf32)) throw_no_kernel(op, kernel);
-    last_ = rows_ % block_ == 0 ? block_ : rows_ % block_;
     tells_loss_ = op.type->name != "LinearCrossEntropyBackward";
     const bool backward = op.type->name != "LinearCrossEntropyForward";
     const size_t bias_at = backward ? 4 : 3;
@@ -74,24 +36,14 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     for (const char c : backward ? op.attributes.text("gradients", "") : "") {
       (c == 'x' ? dx_at_ : c == 'w' ? dw_at_ : db_at_) = next++;
     }
-    if (!make_products(tf32)) throw_no_kernel(op, kernel);
+    if (!make_products()) throw_no_kernel(op, kernel);
     lay_out_workspace();
   }
 
  private:
-  static int64_t rows_in(std::string_view name) {
-    int64_t rows = 0;
-    if (!name.starts_with(kRows)) return 0;
-    const char* const end = name.data() + name.size();
-    const auto [rest, error] = std::from_chars(name.data() + kRows.size(), end, rows);
-    return error == std::errc() && rest == end ? rows : 0;
-  }
-
-  bool make_products(bool tf32) {
+  bool make_products() {
     const auto [rows, width, classes, transposed] = sizes_;
-    const auto make = [&](BlockProduct& product, const auto& shapes) {
-      return product.make(door(), block_, last_, tf32, shapes);
-    };
+    const auto make = [&](BlockProduct& product, const auto& shapes) { return product.make(door(), blocks_, shapes); };
     bool made = make(logits_, [&](int64_t m) {
       return Product{.m = m, .n = classes, .k = width, .transpose_b = !transposed, .bias = bias_at_ >= 0};
     });
@@ -113,24 +65,16 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
   }
 
   void lay_out_workspace() {
-    int64_t at = 0;
-    const auto place = [&](int64_t bytes) {
-      const int64_t begin = at;
-      at += block_aligned(bytes);
-      return begin;
-    };
-    logits_at_ = place(block_ * classes_ * static_cast<int64_t>(sizeof(float)));
-    rows_at_ = place(rows_ * static_cast<int64_t>(sizeof(SoftmaxRow)));
-    scale_at_ = place(static_cast<int64_t>(sizeof(float)));
-    if (db_at_ >= 0) sums_at_ = place(std::max(room_for(pieces(block_)), room_for(pieces(last_))).count);
+    WorkspaceParts parts;
+    logits_at_ = parts.place_floats(blocks_.length * classes_);
+    rows_at_ = parts.place({rows_ * static_cast<int64_t>(sizeof(SoftmaxRow))});
+    scale_at_ = parts.place_floats(1);
+    if (db_at_ >= 0) sums_at_ = parts.place(std::max(room_for(pieces(blocks_.length)), room_for(pieces(blocks_.last))));
     products_at_ =
-        place(std::max({logits_.workspace(), dx_.workspace(), dw_[0].workspace(), dw_[1].workspace()}).count);
-    workspace_bytes_ = {at};
+        parts.place(std::max({logits_.workspace(), dx_.workspace(), dw_[0].workspace(), dw_[1].workspace()}));
+    workspace_bytes_ = parts.bytes();
   }
-  Pieces pieces(int64_t rows) const {
-    return pieces_of(
-        with_pixels({.n = rows, .c = classes_, .to_n = classes_, .to_c = 1, .to_h = classes_, .to_w = classes_}));
-  }
+  Pieces pieces(int64_t rows) const { return column_pieces(rows, classes_); }
   float* logits() const { return scratch<float>(logits_at_); }
   SoftmaxRow* of_rows() const { return scratch<SoftmaxRow>(rows_at_); }
   void* products() const { return scratch<std::byte>(products_at_); }
@@ -146,7 +90,8 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
                        .reduction = reduction_},
              1);
     }
-    for (int64_t first = 0; first < rows_; first += block_) of_block(first, std::min(block_, rows_ - first));
+    for (int64_t first = 0; first < rows_; first += blocks_.length)
+      of_block(first, std::min(blocks_.length, rows_ - first));
     if (!tells_loss_) return;
     launch(
         SoftmaxTotal{
@@ -155,7 +100,7 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
   }
 
   void of_block(int64_t first, int64_t count) const {
-    const bool last = first + block_ >= rows_;
+    const bool last = first + blocks_.length >= rows_;
     const float* const x = input(0) + first * sizes_.width;
     SoftmaxRow* const rows = of_rows() + first;
     const Labels its = labels().from(first);
@@ -189,7 +134,7 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
   }
 
   LinearSizes sizes_;
-  int64_t block_ = 1, last_ = 1;  // rows
+  RowBlocks blocks_;
   bool tells_loss_ = true;
   int bias_at_ = -1, dx_at_ = -1, dw_at_ = -1, db_at_ = -1;
   BlockProduct logits_, dx_, dw_[2];  // dw: the first block's; those that add to it
@@ -202,44 +147,10 @@ std::unique_ptr<Kernel> make_linear_loss(const Context& context, const Graph& gr
   return std::make_unique<LinearCrossEntropyKernel>(context, graph, op, kernel);
 }
 
-// Rows of a block, the usual number first.
-std::vector<int64_t> block_lengths(const LinearSizes& sizes) {
-  std::vector<int64_t> lengths;
-  for (int64_t rows = kFewestRows; rows <= kMostRows && rows < sizes.rows; rows *= 2) lengths.push_back(rows);
-  if (sizes.rows <= kMostRows) lengths.push_back(sizes.rows);
-  const int64_t most = kUsualLogits / (sizes.classes * static_cast<int64_t>(sizeof(float)));
-  size_t usual = 0;
-  while (usual + 1 < lengths.size() && lengths[usual + 1] <= most) ++usual;
-  std::rotate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(usual), lengths.end());
-  return lengths;
-}
-
 std::vector<KernelSpec> linear_loss_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
-  Graph alone;
-  std::vector<TensorId> inputs;
-  for (TensorId id : op.inputs) {
-    const Tensor& t = graph.tensor(id);
-    inputs.push_back(alone.add_source(fmt::format("{}", inputs.size()), t.shape, t.dtype, Role::input));
-  }
-  const Op& plain = alone.op(alone.add_op(op.type->name, op.name, op.layer, inputs, op.attributes));
-  std::vector<KernelSpec> list;
-  for (const bool tf32 : {true, false}) {
-    if (tf32 && !context.tf32) continue;
-    bool usual = true;
-    for (const int64_t rows : block_lengths(linear_sizes(graph, op))) {
-      const std::string name = fmt::format("{}{}{}", kRows, rows, tf32 ? kTf32 : "");
-      list.push_back(family_spec(graph, op, LayoutFamily::plain, name,
-                                 make_linear_loss(context, alone, plain, name)->workspace()));
-      KernelSpec& spec = list.back();
-      spec.algorithm = Algorithm::gemm;
-      // Blocks of other lengths sum a weight gradient in another order, so --exact takes one of them whatever fits.
-      spec.exact = !tf32 && std::exchange(usual, false);
-      // Every block walks over the weights, and over their gradient twice.
-      spec.estimate = {.efficiency =
-                           (tf32 ? kTf32Speed : 1) * 0.8 * static_cast<double>(rows) / static_cast<double>(rows + 64)};
-    }
-  }
-  return list;
+  const LinearSizes sizes = linear_sizes(graph, op);
+  const int64_t bytes_of_row = sizes.classes * static_cast<int64_t>(sizeof(float));
+  return specs_by_rows(context, graph, op, block_lengths(sizes.rows, bytes_of_row, kUsualLogits, 2), make_linear_loss);
 }
 
 }  // namespace

@@ -6,12 +6,6 @@
 namespace plimsoll::cuda {
 namespace {
 
-// Input `step_at` is the step's number, and the seed follows.
-Stream stream_of_op(const Graph& graph, const Op& op, size_t step_at, const Shape& drawn) {
-  return {.salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
-          .part = element_count(graph.tensor(op.inputs.at(step_at + 1)).shape) > 1 ? element_count(drawn) : 0};
-}
-
 class DropoutKernel final : public CudaKernel {
  public:
   DropoutKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
@@ -89,6 +83,11 @@ class NormalKernel final : public CudaKernel {
 };
 
 }  // namespace
+
+Stream stream_of_op(const Graph& graph, const Op& op, size_t step_at, const Shape& drawn) {
+  return {.salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+          .part = element_count(graph.tensor(op.inputs.at(step_at + 1)).shape) > 1 ? element_count(drawn) : 0};
+}
 
 std::vector<NamedFactory> random_kernels() {
   return {{"Bernoulli", {own_specs_row_major, make_own<BernoulliKernel>}},

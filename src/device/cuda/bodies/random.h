@@ -30,8 +30,11 @@ struct Stream {
   const int64_t* seed = nullptr;
   uint32_t salt = 0;
   int64_t part = 0;
+  int64_t first = 0;  // of these elements: where a part of what is drawn is asked for
 };
-PLIMSOLL_BODY int64_t first_draw(const Stream& stream) { return stream.part == 0 ? 0 : stream.seed[1] * stream.part; }
+PLIMSOLL_BODY int64_t first_draw(const Stream& stream) {
+  return stream.first + (stream.part == 0 ? 0 : stream.seed[1] * stream.part);
+}
 PLIMSOLL_BODY Block4 draws_of_block(const Stream& stream, int64_t index) {
   return philox(static_cast<uint64_t>(*stream.seed), static_cast<uint64_t>(*stream.step_number), stream.salt, index);
 }
