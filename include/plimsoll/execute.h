@@ -72,6 +72,7 @@ struct StepRecord {     // of the last step whose times were taken
   double end_ms = 0;
   int32_t core =
       0;  // the first of those that it ran on, where steps run side by side; on second hardware threads, cores + it
+  bool together = false;  // it was one launch with others, and this is its share of that by the bytes that they read
 };
 
 class Executor {

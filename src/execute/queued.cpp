@@ -496,7 +496,7 @@ void QueuedDriver::keep_times() {
       const double begin = queues_->ms_between(start_, begins_[s]), end = queues_->ms_between(start_, ends_[s]);
       double at = begin;
       for (const double share : together->second.ends) {
-        ready_.records[s] = {at, begin + share * (end - begin)};
+        ready_.records[s] = {at, begin + share * (end - begin), 0, true};
         at = ready_.records[s++].end_ms;
       }
       --s;

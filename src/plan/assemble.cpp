@@ -11,6 +11,7 @@
 #include "plan/placement/mobility.h"
 #include "plan/placement/problem.h"
 #include "plan/simulate.h"
+#include "plan/together.h"
 #include "plan/value_timeline.h"
 #include "plimsoll/ops.h"
 
@@ -245,10 +246,23 @@ void predict(const PolicyInput& input, Plan& plan) {
     predict(input.graph, plan, input.costs);
     return;
   }
+  const auto known_of = [&](const Step& step) -> const TimelineStep& {
+    return input.timeline->steps[input.timeline->step_of[step.op]];
+  };
+  bool any_together = false;
   for (Step& step : plan.steps) {
-    const TimelineStep& known = input.timeline->steps[input.timeline->step_of[step.op]];
+    const TimelineStep& known = known_of(step);
     step.time_ms = known.ms;
     step.estimated = known.estimated;
+    any_together = any_together || known.together_ms;
+  }
+  if (any_together) {
+    const std::vector<bool> together = steps_together(input.graph, plan);
+    for (size_t s = 0; s < plan.steps.size(); ++s) {
+      Step& step = plan.steps[s];
+      if (const TimelineStep& known = known_of(step); together[s] && known.together_ms)
+        step.time_ms = *known.together_ms, step.estimated = false;
+    }
   }
   take_times_of_collectives(input.graph, plan);
   plan.predicted = simulate(input.graph, plan);

@@ -2,20 +2,11 @@
 
 #include "plan/engines.h"
 #include "plan/simulate_cores.h"
+#include "plan/together.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-Cost step_cost(const Graph& graph, const Step& step, const CostTable& costs) {
-  if (step.kernel.empty()) return {.source = Cost::Source::measured};  // a view moves nothing
-  const Op& op = graph.op(step.op);
-  if (step.threads != 0 && step.affinity == Affinity::spread) {
-    const auto cost = costs.find_in_step({op_signature(graph, op), step.kernel, step.threads, true});
-    if (cost) return *cost;
-  }
-  return costs.predict(graph, op, step.kernel, step.threads);
-}
 
 std::vector<EngineMove> moves_of(const Graph& graph, const Plan& plan) {
   std::vector<EngineMove> moves;
@@ -59,9 +50,25 @@ double feed_ms(const Graph& graph, const Feeding& feeding) {
   return ms;
 }
 
+Cost step_cost(const Graph& graph, const Step& step, bool together, const CostTable& costs) {
+  if (step.kernel.empty()) return {.source = Cost::Source::measured};  // a view moves nothing
+  const Op& op = graph.op(step.op);
+  if (step.threads != 0 && step.affinity == Affinity::spread) {
+    const auto cost = costs.find_in_step({op_signature(graph, op), step.kernel, step.threads, true});
+    if (cost) return *cost;
+  }
+  if (together) {
+    const auto cost = costs.find_in_step({op_signature(graph, op), kernel_together(step.kernel), step.threads});
+    if (cost) return *cost;
+  }
+  return costs.predict(graph, op, step.kernel, step.threads);
+}
+
 void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
-  for (Step& step : plan.steps) {
-    const Cost cost = step_cost(graph, step, costs);
+  const std::vector<bool> together = steps_together(graph, plan);
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    Step& step = plan.steps[s];
+    const Cost cost = step_cost(graph, step, together[s], costs);
     step.time_ms = cost.time_ms;
     step.estimated = cost.source == Cost::Source::estimated && !graph.op(step.op).type->is_collective;
   }

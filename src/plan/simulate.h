@@ -13,8 +13,11 @@ double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes);
 // What a batch takes over the link to the arena.
 double feed_ms(const Graph& graph, const Feeding& feeding);
 
-// Gives every step its time, and whether it is an estimate: what the table predicts for its kernel with its number of
-// threads. A step of Affinity::spread has the time of such threads in a step, where that was measured.
+// What the table predicts for a step's kernel with its number of threads. A step of Affinity::spread has the time of such
+// threads in a step, where that was measured; one that is `together` with others (together.h), its share of their launch.
+Cost step_cost(const Graph& graph, const Step& step, bool together, const CostTable& costs);
+
+// Gives every step its time, and whether it is an estimate.
 void take_times(const Graph& graph, Plan& plan, const CostTable& costs);
 
 // Gives collectives theirs, by the plan's link; the steps that they are of take none.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/together.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -79,6 +80,10 @@ class TimelineMaker {
         const Cost cost = input_.costs.predict(graph_, op, choice.kernel);
         step.ms = cost.time_ms;
         step.estimated = cost.source == Cost::Source::estimated;
+        if (op.phase == Phase::update && !input_.costs.in_step_entries().empty()) {
+          const auto share = input_.costs.find_in_step({op_signature(graph_, op), kernel_together(choice.kernel)});
+          if (share) step.together_ms = share->time_ms;
+        }
       }
       note_in_place(op, lists);
     }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,7 +54,8 @@ struct TimelineStep {
   bool view = false;
   bool collective = false;  // all ranks run it together
   double ms = 0;
-  bool estimated = false;  // the time
+  bool estimated = false;             // the time
+  std::optional<double> together_ms;  // of an update that is one launch with others (together.h), where that is known
   int64_t workspace = 0;
 };
 // Whether the output may begin in the bytes of an input in some plan, by whatever policy: it then adds none at this step.

@@ -11,6 +11,8 @@
 #include "base/names.h"
 #include "base/texts.h"
 #include "plan/cores_json.h"
+#include "plan/simulate.h"
+#include "plan/together.h"
 #include "plimsoll/cost_graph.h"
 #include "plimsoll/ops.h"
 
@@ -36,7 +38,12 @@ std::string layout_text(const Layout& layout) { return layout.is_plain() ? "row-
 class Explainer {
  public:
   Explainer(const Program& program, const Device& device, const CostTable& costs)
-      : graph_(program.network.graph), plan_(program.plan), family_(program.family), device_(device), costs_(costs) {
+      : graph_(program.network.graph),
+        plan_(program.plan),
+        family_(program.family),
+        device_(device),
+        costs_(costs),
+        together_(steps_together(graph_, plan_)) {
     steps_of_.resize(graph_.op_count());
     for (size_t s = 0; s < plan_.steps.size(); ++s) steps_of_[plan_.steps[s].op].push_back(static_cast<StepIndex>(s));
     readers_ = ById<TensorId, std::vector<OpId>>(graph_.readers());
@@ -214,7 +221,7 @@ class Explainer {
     std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return steps_of_[a].front() < steps_of_[b].front(); });
     double ms = 0;
     for (OpId id : ops) {
-      for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[step]).time_ms;
+      for (StepIndex step : steps_of_[id]) ms += chosen(step).time_ms;
     }
     line("layer {}{}: {} ops, predicted {} of a step's {}\n", name,
          graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer),
@@ -222,9 +229,7 @@ class Explainer {
     for (OpId id : ops) op(id);
   }
 
-  Cost chosen(OpId id, const Step& step) const {
-    return step.kernel.empty() ? Cost{} : costs_.predict(graph_, graph_.op(id), step.kernel, step.threads);
-  }
+  Cost chosen(StepIndex s) const { return step_cost(graph_, plan_.steps[s], together_[s], costs_); }
 
   void op(OpId id) {
     const Op& o = graph_.op(id);
@@ -254,7 +259,7 @@ class Explainer {
       } else {
         const bool given = holds_only_costs(graph_);
         line("  {}: kernel {}, workspace {}, {}", text, step.kernel, to_string(step.workspace),
-             given ? time_text(step.time_ms, 4) + " as the file says" : cost_text(chosen(id, step)));
+             given ? time_text(step.time_ms, 4) + " as the file says" : cost_text(chosen(s)));
       }
     }
     if (last == nullptr) {
@@ -345,6 +350,7 @@ class Explainer {
   LayoutFamily family_;
   const Device& device_;
   const CostTable& costs_;
+  const std::vector<bool> together_;  // by step
   ById<OpId, std::vector<StepIndex>> steps_of_;
   ById<TensorId, std::vector<OpId>> readers_;
   std::string text_;

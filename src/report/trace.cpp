@@ -89,6 +89,15 @@ class Trace {
   void add_step(int process, StepIndex index, const StepRecord& record) {
     const Step& step = plan_.steps[index];
     const Op& op = graph_.op(step.op);
+    json args = {{"step", index},
+                 {"op", op.type->name},
+                 {"layer", op.layer},
+                 {"kernel", step.kernel},
+                 {"workspace_bytes", step.workspace.count},
+                 {"recompute", step.recompute},
+                 {"threads", step.threads},
+                 {"gflop", op.type->work ? op.type->work(graph_, op).flops / 1e9 : 0.0}};
+    if (record.together) args["share_of_one_launch"] = true;
     events_.push_back({{"ph", "X"},
                        {"pid", process},
                        {"tid", row_of(record)},
@@ -96,15 +105,7 @@ class Trace {
                        {"cat", std::string(to_string(op.phase))},
                        {"ts", record.start_ms * 1000},
                        {"dur", std::max(0.0, record.end_ms - record.start_ms) * 1000},
-                       {"args",
-                        {{"step", index},
-                         {"op", op.type->name},
-                         {"layer", op.layer},
-                         {"kernel", step.kernel},
-                         {"workspace_bytes", step.workspace.count},
-                         {"recompute", step.recompute},
-                         {"threads", step.threads},
-                         {"gflop", op.type->work ? op.type->work(graph_, op).flops / 1e9 : 0.0}}}});
+                       {"args", std::move(args)}});
   }
 
   void add_copy(int process, int engine, int32_t index, double start_ms, double end_ms) {

@@ -18,6 +18,7 @@
 #include "plan/placement/placement.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
+#include "plan/together.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/remote_memory.h"
@@ -223,6 +224,7 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
           .workspace_total = options.workspace_total,
           .batch_sizes = options.batch_sizes,
           .feeding = session.feeding,
+          .feeds_every_input = options.feeds_ahead,
           .zero = options.zero};
 }
 
@@ -342,6 +344,7 @@ bool StepTimes::add(const Plan& plan, const Executor& executor) {
     times_[s].push_back(now[s]);
     last_ms = std::max(last_ms, executor.records()[s].end_ms);
   }
+  together_ = ran_together(executor);
   ms_ += last_ms;
   return steps_ > kCalibrationRuns || ms_ >= kCalibrationMs;
 }
@@ -349,7 +352,7 @@ bool StepTimes::add(const Plan& plan, const Executor& executor) {
 void StepTimes::keep(Session& session, const Program& program) const {
   if (steps_ < 2) return;
   // A device with a clock of its own does not wait for the host's processors.
-  keep_step_times(session, program, times_, !session.device->info().asynchronous && is_busy(load_.load()));
+  keep_step_times(session, program, times_, together_, !session.device->info().asynchronous && is_busy(load_.load()));
 }
 
 CheckedPlan calibrate(Session& session, const Program& program, Memory memory) {
@@ -403,7 +406,14 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
   return times;
 }
 
-void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times, bool busy) {
+std::vector<bool> ran_together(const Executor& executor) {
+  std::vector<bool> together;
+  for (const StepRecord& record : executor.records()) together.push_back(record.together);
+  return together;
+}
+
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times,
+                     const std::vector<bool>& together, bool busy) {
   const Graph& graph = program.network.graph;
   // Ops of one signature share an entry: the median over all of their runs.
   std::map<CostKey, std::vector<double>> pooled;
@@ -411,8 +421,9 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
     const Step& step = program.plan->steps[s];
     if (step.kernel.empty() || graph.op(step.op).type->is_collective) continue;
     const int threads = step.threads == session.device->info().threads ? 0 : step.threads;
-    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, threads,
-                        threads != 0 && step.affinity == Affinity::spread}];
+    auto& all =
+        pooled[{op_signature(graph, graph.op(step.op)), together[s] ? kernel_together(step.kernel) : step.kernel,
+                threads, threads != 0 && step.affinity == Affinity::spread}];
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
   for (auto& [key, all] : pooled) {

@@ -91,6 +91,7 @@ class StepTimes {
 
  private:
   std::vector<std::vector<double>> times_;
+  std::vector<bool> together_;
   LoadMeter load_ = LoadMeter();
   double ms_ = 0;
   int steps_ = 0;
@@ -108,8 +109,13 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor);
 std::vector<bool> ran_alone(const Plan& plan, const Executor& executor);
 
 // Keeps what each step of a plan took, in some runs of it, as costs inside a step; a step without times is left out.
-// `busy`: others kept the machine busy meanwhile.
-void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times, bool busy);
+// `together`: those that were one launch with others; their shares are kept as such, apart from times of the kernel alone. `busy`:
+// others kept the machine busy meanwhile.
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times,
+                     const std::vector<bool>& together, bool busy);
+
+// By step: whether it was one launch with others in the executor's last step whose times were taken.
+std::vector<bool> ran_together(const Executor& executor);
 
 // How many of a program's steps have their time from a busy machine.
 int busy_steps(const Program& program, const CostTable& costs);

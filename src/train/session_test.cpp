@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "plan/together.h"
 #include "plimsoll/models.h"
 #include "tests/support/local_transport.h"
 #include "tests/support/temporary_folder.h"
@@ -120,13 +123,32 @@ TEST(Session, StepsWithTimesOfABusyMachineAreCounted) {
   int kernels = 0;
   for (const Step& step : program.plan->steps) kernels += !step.kernel.empty();
   const std::vector<std::vector<double>> slow(program.plan->steps.size(), {9.0}), fast(slow.size(), {1.0});
+  const std::vector<bool> apart(slow.size(), false);
   EXPECT_EQ(busy_steps(program, c.session.costs), 0);
-  keep_step_times(c.session, program, slow, true);
+  keep_step_times(c.session, program, slow, apart, true);
   EXPECT_EQ(busy_steps(program, c.session.costs), kernels);
-  keep_step_times(c.session, program, fast, false);
+  keep_step_times(c.session, program, fast, apart, false);
   EXPECT_EQ(busy_steps(program, c.session.costs), 0);
-  keep_step_times(c.session, program, slow, true);
+  keep_step_times(c.session, program, slow, apart, true);
   EXPECT_EQ(busy_steps(program, c.session.database->load()), 0);
+}
+
+// What a step took as a part of one launch with others is no time of its kernel alone.
+TEST(Session, SharesOfOneLaunchAreKeptApart) {
+  Case c;
+  const Program program =
+      std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
+  const Graph& graph = program.network.graph;
+  std::vector<bool> together = steps_together(graph, program.plan);
+  const auto first = std::ranges::find(together, true);
+  ASSERT_NE(first, together.end());
+  const Step& step = program.plan->steps[first - together.begin()];
+  const std::vector<std::vector<double>> times(together.size(), {0.25});
+  keep_step_times(c.session, program, times, together, false);
+  const CostTable kept = c.session.database->load();
+  const std::string signature = op_signature(graph, graph.op(step.op));
+  EXPECT_FALSE(kept.find_in_step({signature, step.kernel}).has_value());
+  EXPECT_EQ(kept.find_in_step({signature, kernel_together(step.kernel)})->time_ms, 0.25);
 }
 
 TEST(Session, OpensTheLinkAsTheFirstRankKnowsIt) {

@@ -11,6 +11,7 @@
 #include "cores/share_cores.h"
 #include "device/collectives.h"
 #include "device/cpu/machine.h"
+#include "plan/together.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
@@ -41,9 +42,11 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
   for (const Step& step : program.plan->steps) {
     if (step.kernel.empty() || graph.op(step.op).type->is_collective) continue;
-    const auto cost = costs.find_in_step(
-        {op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
-    if (!cost) return true;
+    const std::string signature = op_signature(graph, graph.op(step.op));
+    const bool spread = step.affinity == Affinity::spread;
+    if (!costs.find_in_step({signature, step.kernel, step.threads, spread}) &&
+        !costs.find_in_step({signature, kernel_together(step.kernel), step.threads, spread}))
+      return true;
   }
   return false;
 }
@@ -60,7 +63,7 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
     times.push_back(alone[times.size()] ? std::vector<double>{ms} : std::vector<double>{});
   }
   if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance)
-    keep_step_times(session, program, std::move(times), busy);
+    keep_step_times(session, program, std::move(times), ran_together(executor), busy);
 }
 
 std::string measured_text(const Measured& measured, const CostDatabase& database) {

@@ -8,6 +8,7 @@
 #include "device/cuda/device.h"
 #include "device/joinable.h"
 #include "plan/route.h"
+#include "plan/together.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
@@ -140,8 +141,17 @@ TEST(CudaUpdates, OfSmallParametersAreAFewLaunchesOfAStep) {
     int updates = 0;
     for (const Op& op : graph.ops()) updates += op.phase == Phase::update;
     ASSERT_GT(updates, 50);
-    Executor executor(graph, program.plan, *cuda);
+    Executor executor(graph, program.plan, *cuda, {.record_times = true, .time_captured = true});
     executor.initialize(7);
+    const auto records_together = [&] {  // none but those that a planner takes for such
+      const std::vector<bool> known = steps_together(graph, program.plan);
+      int count = 0;
+      for (size_t s = 0; s < known.size(); ++s) {
+        count += executor.records()[s].together;
+        EXPECT_TRUE(known[s] || !executor.records()[s].together) << s;
+      }
+      return count;
+    };
     const auto launches = [&](const auto& run) {
       const int before = door->calls().contains("cudaLaunchKernel") ? door->calls().at("cudaLaunchKernel") : 0;
       write_inputs(executor, graph, 1, 0.01F);
@@ -149,9 +159,11 @@ TEST(CudaUpdates, OfSmallParametersAreAFewLaunchesOfAStep) {
       return door->calls().at("cudaLaunchKernel") - before;
     };
     const int each = launches([&] { executor.rehearse(); });  // asks for each kernel by itself
+    EXPECT_EQ(records_together(), 0);
     int together = 0;
     for (int i = 0; i < kRunsBeforeCapture + 1; ++i) together = launches([&] { executor.run_step(); });
     EXPECT_TRUE(executor.is_captured());
+    EXPECT_GE(records_together(), updates - 4);
     EXPECT_GE(each - together, launches_each * (updates - 4));
     EXPECT_EQ(executor.measured_peak(), program.plan->predicted.peak);
     EXPECT_EQ(door->conflicts(), std::vector<std::string>{});
