@@ -86,6 +86,12 @@ std::string stay_title(const Graph& graph, const Plan& plan, const Stay& stay) {
                      stay.first, stay.last);
 }
 
+std::string second_buffer_title(const Graph& graph, const FedInput& input) {
+  const Tensor& tensor = graph.tensor(input.tensor);
+  return fmt::format("{} of the next batch ({})\n{} at {} (byte {})\nall steps", shortened(tensor.name),
+                     to_string(tensor.shape), to_string(input.bytes), to_string(input.offset), input.offset.count);
+}
+
 // Stays that are too small for a rectangle of their own, painted together on a grid of small cells: a cell takes the
 // colour of what covers most of it.
 class CellPainter {
@@ -196,16 +202,18 @@ MemoryKind memory_kind(const Graph& graph, const Stay& stay) {
 }
 
 std::string_view memory_kind_text(MemoryKind kind) {
-  constexpr std::string_view kTexts[] = {"parameters",  "optimizer state", "statistics", "inputs and outputs",
-                                         "activations", "gradients",       "workspace"};
+  constexpr std::string_view kTexts[] = {"parameters", "optimizer state", "statistics", "inputs and outputs",
+                                         "next batch", "activations",     "gradients",  "workspace"};
   return kTexts[static_cast<size_t>(kind)];
 }
 
-char memory_kind_class(MemoryKind kind) { return "posiagw"[static_cast<size_t>(kind)]; }
+char memory_kind_class(MemoryKind kind) { return "posixagw"[static_cast<size_t>(kind)]; }
 
 std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   std::vector<StepMemory> result(plan.steps.size());
+  const int64_t next_batch = second_buffer_bytes(plan).count;
   for (StepIndex s = 0; s < std::ssize(plan.steps); ++s) {
+    result[s].by_kind[static_cast<size_t>(MemoryKind::next_batch)] = result[s].total = next_batch;
     for (const auto& [stay, bytes] : held_at(plan, s)) {
       result[s].by_kind[static_cast<size_t>(memory_kind(graph, *stay))] += bytes.count;
       result[s].total += bytes.count;
@@ -277,17 +285,23 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
   const StepAxis axis(plan);
   const auto arena = static_cast<double>(std::max<int64_t>(1, plan.arena.count));
   struct Box {
-    const Stay* stay;
+    const Stay* stay;  // or null: it is of
+    const FedInput* next;
     double x0, x1, y0, y1;
     double area() const { return (x1 - x0) * (y1 - y0); }
   };
   std::vector<Box> boxes;
-  for (const Stay& stay : plan.stays) {
-    const double low = static_cast<double>(stay.offset.count),
-                 high = static_cast<double>((stay.offset + stay.bytes).count);
+  const auto y = [&](Bytes offset) { return kHeight * (1 - static_cast<double>(offset.count) / arena); };
+  for (const Stay& stay : plan.stays)
     boxes.push_back(
-        {&stay, axis.x(stay.first), axis.x(stay.last + 1), kHeight * (1 - high / arena), kHeight * (1 - low / arena)});
+        {&stay, nullptr, axis.x(stay.first), axis.x(stay.last + 1), y(stay.offset + stay.bytes), y(stay.offset)});
+  for (const FedInput& input : plan.feeding.inputs) {
+    if (plan.feeding.second_buffer)
+      boxes.push_back({nullptr, &input, axis.x(0), axis.x(axis.steps), y(input.offset + input.bytes), y(input.offset)});
   }
+  const auto kind_of = [&](const Box& box) {
+    return box.stay != nullptr ? memory_kind(graph, *box.stay) : MemoryKind::next_batch;
+  };
   const auto large_end =
       std::partition(boxes.begin(), boxes.end(), [](const Box& b) { return b.x1 - b.x0 >= 1 && b.y1 - b.y0 >= 1; });
   std::stable_sort(boxes.begin(), large_end, [](const Box& a, const Box& b) { return a.area() > b.area(); });
@@ -297,15 +311,16 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
   draw_byte_axis(svg, plan.arena.count > 0 ? plan.arena.count : 1, 0, kHeight);
   CellPainter small;
   for (size_t i = large; i < boxes.size(); ++i)
-    small.add(memory_kind(graph, *boxes[i].stay), boxes[i].x0, boxes[i].x1, boxes[i].y0, boxes[i].y1);
+    small.add(kind_of(boxes[i]), boxes[i].x0, boxes[i].x1, boxes[i].y0, boxes[i].y1);
   svg += small.paths();
   for (size_t i = 0; i < large; ++i) {
     const Box& box = boxes[i];
-    append(svg,
-           "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
-           "height=\"{:.1f}\"><title>{}</title></rect>\n",
-           memory_kind_class(memory_kind(graph, *box.stay)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0,
-           escape_html(stay_title(graph, plan, *box.stay)));
+    append(
+        svg,
+        "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+        "height=\"{:.1f}\"><title>{}</title></rect>\n",
+        memory_kind_class(kind_of(box)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0,
+        escape_html(box.stay != nullptr ? stay_title(graph, plan, *box.stay) : second_buffer_title(graph, *box.next)));
   }
   draw_step_axis(svg, graph, plan, 0, kHeight);
   append(svg, "<path class=\"peakline\" d=\"M{:.1f} 0V{}\"/>\n", axis.x(plan.predicted.peak_step + 0.5), kHeight);

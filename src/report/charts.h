@@ -14,8 +14,17 @@
 namespace plimsoll {
 
 // What memory is for, coarser than a Role: one colour each, in the order in which they are stacked.
-enum class MemoryKind : uint8_t { parameter, optimizer_state, statistic, in_out, activation, gradient, workspace };
-inline constexpr size_t kMemoryKinds = 7;
+enum class MemoryKind : uint8_t {
+  parameter,
+  optimizer_state,
+  statistic,
+  in_out,
+  next_batch,  // second buffers of inputs (Plan::feeding)
+  activation,
+  gradient,
+  workspace
+};
+inline constexpr size_t kMemoryKinds = 8;
 MemoryKind memory_kind(const Graph& graph, const Stay& stay);
 std::string_view memory_kind_text(MemoryKind kind);  // "parameters"
 char memory_kind_class(MemoryKind kind);             // the CSS class that colours it
@@ -29,7 +38,7 @@ struct StepMemory {
 std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan);
 
 std::string memory_chart(const Graph& graph, const Plan& plan);  // step x bytes, stacked by kind
-std::string memory_map(const Graph& graph, const Plan& plan);    // step x offset, one rectangle a stay
+std::string memory_map(const Graph& graph, const Plan& plan);    // step x offset, one rectangle a stay or second buffer
 
 // When the steps run, coloured by phase: predicted, and measured where there are records.
 std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const StepRecord> records);

@@ -20,10 +20,12 @@ constexpr size_t kShownTensors = 25, kMostTensors = 200, kShownRows = 15;
 constexpr std::string_view kStyle = R"(
 :root { color-scheme: light dark; --back: #fff; --text: #1c2126; --dim: #5c6670; --line: #d9dee3; --card: #f5f7f9;
   --accent: #c2185b; --budget: #1c2126;
-  --p: #3f72af; --o: #79b4d9; --s: #7a6bb5; --i: #98a2ab; --a: #4d9a5b; --g: #e08a3c; --w: #d8bd3a; }
+  --p: #3f72af; --o: #79b4d9; --s: #7a6bb5; --i: #98a2ab; --a: #4d9a5b; --g: #e08a3c; --w: #d8bd3a;
+  --x: #c4cad0; }
 @media (prefers-color-scheme: dark) { :root { --back: #14181c; --text: #e3e7ea; --dim: #98a3ad; --line: #333b43;
   --card: #1d2329; --accent: #ff6f9f; --budget: #e3e7ea;
-  --p: #4478b8; --o: #86b8d6; --s: #9183cf; --i: #75808a; --a: #5aa768; --g: #d98540; --w: #bfa634; } }
+  --p: #4478b8; --o: #86b8d6; --s: #9183cf; --i: #75808a; --a: #5aa768; --g: #d98540; --w: #bfa634;
+  --x: #525b64; } }
 body { margin: 0 auto; padding: 24px; max-width: 1200px; background: var(--back); color: var(--text);
   font: 14px/1.45 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 34px 0 4px; }
@@ -42,7 +44,7 @@ svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; f
 .peakline { stroke: var(--accent); stroke-dasharray: 4 3; } .hit { fill: transparent; }
 .hit:hover { fill: var(--text); opacity: .15; }
 .p { fill: var(--p); } .o { fill: var(--o); } .s { fill: var(--s); } .i { fill: var(--i); } .a { fill: var(--a); }
-.g { fill: var(--g); } .w { fill: var(--w); }
+.g { fill: var(--g); } .w { fill: var(--w); } .x { fill: var(--x); }
 .stay { stroke: var(--back); stroke-width: .4; } .stay:hover { stroke: var(--text); stroke-width: 1.5; }
 .many { opacity: .6; }
 .tf { fill: var(--p); } .tb { fill: var(--g); } .tu { fill: var(--a); } .tr { fill: var(--s); } .tc { fill: var(--i); }
@@ -141,6 +143,7 @@ std::string legend_line(std::string_view css, std::string_view text) {
 std::string kind_legend(const Graph& graph, const Plan& plan) {
   std::array<bool, kMemoryKinds> used{};
   for (const Stay& stay : plan.stays) used[static_cast<size_t>(memory_kind(graph, stay))] = true;
+  used[static_cast<size_t>(MemoryKind::next_batch)] = second_buffer_bytes(plan).count > 0;
   std::string html;
   for (size_t k = 0; k < kMemoryKinds; ++k) {
     const auto kind = static_cast<MemoryKind>(k);
@@ -322,11 +325,23 @@ std::string tensor_rows(const Graph& graph, std::span<const LiveRow> rows) {
   return html;
 }
 
-std::string tensor_table(const Graph& graph, std::span<const LiveRow> rows) {
+std::string second_buffer_rows(const Graph& graph, const Plan& plan) {
+  std::string html;
+  for (const FedInput& input : plan.feeding.inputs) {
+    if (!plan.feeding.second_buffer) break;
+    const Tensor& tensor = graph.tensor(input.tensor);
+    html += fmt::format("<tr>{}<td>{}</td><td class=\"name\">{}</td><td>{}</td>{}<td class=\"n\">all</td></tr>\n",
+                        bytes_cell(input.bytes), memory_kind_text(MemoryKind::next_batch),
+                        escape_html(shortened(tensor.name)), to_string(tensor.shape), bytes_cell(input.offset));
+  }
+  return html;
+}
+
+std::string tensor_table(const std::string& rows) {
   return in_box(
       "<table><tr><th class=\"n\">size</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th "
       "class=\"n\">steps</th></tr>\n" +
-      tensor_rows(graph, rows) + "</table>\n");
+      rows + "</table>\n");
 }
 
 std::string peak_section(const Graph& graph, const Plan& plan) {
@@ -336,12 +351,13 @@ std::string peak_section(const Graph& graph, const Plan& plan) {
       "<h2>Alive at the peak</h2>\n<p>What holds {} at step {}. A tensor that lies in the bytes of another one is "
       "listed, too.</p>\n",
       to_string(plan.predicted.peak), plan.predicted.peak_step);
-  html += tensor_table(graph, first);
+  html += tensor_table(second_buffer_rows(graph, plan) + tensor_rows(graph, first));
   if (all.size() == first.size()) return html;
   const auto more = all.subspan(first.size(), std::min(all.size(), kMostTensors) - first.size());
   Bytes rest;
   for (const LiveRow& row : all.subspan(first.size() + more.size())) rest += row.bytes;
-  html += fmt::format("<details><summary>{} more</summary>\n{}", all.size() - first.size(), tensor_table(graph, more));
+  html += fmt::format("<details><summary>{} more</summary>\n{}", all.size() - first.size(),
+                      tensor_table(tensor_rows(graph, more)));
   if (rest.count > 0)
     html += fmt::format("<p>and {} more of {} together</p>", all.size() - first.size() - more.size(), to_string(rest));
   return html + "</details>\n";

@@ -186,6 +186,36 @@ TEST(HtmlReport, MemoryByStepAgreesWithTheStaysOneByOneAndWithThePeak) {
   }
 }
 
+TEST(HtmlReport, NamesTheSecondBufferOfTheBatch) {
+  Program program = program_of("lenet");
+  const Graph& graph = program.network.graph;
+  const auto before = memory_by_step(graph, program.plan);
+  EXPECT_THAT(html_report(program, {.model = "lenet", .batch = 4}), Not(HasSubstr("next batch")));
+  Plan plan = program.plan;
+  plan.feeding = {.inputs = {}, .second_buffer = true, .latency_us = 10, .gb_per_s = 20, .arena_gb_per_s = 1000};
+  const Bytes first = align_up(plan.arena, kStayAlignment);
+  plan.arena = first;
+  for (const TensorId id : {program.network.data, program.network.labels}) {
+    plan.feeding.inputs.push_back({id, plan.arena, align_up(graph.tensor(id).bytes(), kStayAlignment)});
+    plan.arena += plan.feeding.inputs.back().bytes;
+  }
+  const Bytes bytes = plan.arena - first;
+  program.plan = check_plan(graph, std::move(plan));
+  const auto after = memory_by_step(graph, program.plan);
+  for (size_t s = 0; s < after.size(); ++s) {
+    EXPECT_EQ(after[s].total, before[s].total + bytes.count);
+    EXPECT_EQ(after[s].by_kind[static_cast<size_t>(MemoryKind::next_batch)], bytes.count);
+    EXPECT_EQ(after[s].total, live_bytes(program.plan)[s].count);
+  }
+  const std::string chart = memory_chart(graph, program.plan), map = memory_map(graph, program.plan),
+                    html = html_report(program, {.model = "lenet", .batch = 4}), size = to_string(bytes);
+  EXPECT_THAT(chart, HasSubstr("next batch: " + size));
+  EXPECT_THAT(map, HasSubstr(fmt::format("{} of the next batch", graph.tensor(program.network.data).name)));
+  EXPECT_THAT(html, HasSubstr("</svg>next batch</span>"));  // the colour's name
+  EXPECT_THAT(html.substr(html.find("Alive at the peak")), HasSubstr(">next batch</td>"));
+  expect_balanced(html);
+}
+
 TEST(HtmlReport, StaysSmallForHugeNetworks) {
   Graph graph = testing::random_graph(5, {.forward_ops = 3000});
   const Route route = make_route(graph);
