@@ -148,6 +148,39 @@ TEST(CudaByFour, GivesTheBitsOfUpdatesOneByOne) {
     expect_equal_bits(1, [&](Outputs& y) { return Accumulate{y[0].at(), w.at(), g.at(), &count}; });
 }
 
+// Whatever a compiler makes of them: an update by the gradient times a scale is that by the product, rounded.
+TEST(CudaRounding, OfUpdatesIsAsTheySay) {
+  const Values w(1), g(2), m(3), v(4, 0.1F, 1);
+  const float rate = 0.1F, scale = 0.37F;
+  const float factors[AdamFactors::kCount] = {0.99F, 0.01F, 0.1F, 0.03F, 0.1F, 0.999F, 0.001F, 1e-8F};
+  Values w_next(5), m_next(6), v_next(7);
+  const auto rounded = [](float x) {
+    volatile float kept = x;
+    return kept;
+  };
+  for (const bool nesterov : {false, true}) {
+    const Sgd sgd{w_next.at(), m_next.at(), w.at(), g.at(), m.at(), &rate, &scale, 0.02F, 0.9F, false, nesterov};
+    for (int64_t i = 0; i < kCount; ++i) {
+      const float d = std::fmaf(0.02F, w.at()[i], rounded(scale * g.at()[i]));
+      const float velocity = std::fmaf(0.9F, m.at()[i], d), step = nesterov ? std::fmaf(0.9F, velocity, d) : velocity;
+      sgd.run(i);
+      ASSERT_EQ(m_next.at()[i], velocity) << i;
+      ASSERT_EQ(w_next.at()[i], std::fmaf(-rate, step, w.at()[i])) << i;
+    }
+  }
+  const Adam adam{w_next.at(), m_next.at(), v_next.at(), w.at(), g.at(), m.at(), v.at(), factors, &scale};
+  for (int64_t i = 0; i < kCount; ++i) {
+    const float d = std::fmaf(factors[3], w.at()[i], rounded(scale * g.at()[i]));
+    const float mean = std::fmaf(factors[4], rounded(d - m.at()[i]), m.at()[i]);
+    const float square = std::fmaf(factors[5], v.at()[i], rounded(rounded(factors[6] * d) * d));
+    const float step = mean / (rounded(std::sqrt(square) / factors[2]) + factors[7]);
+    adam.run(i);
+    ASSERT_EQ(m_next.at()[i], mean) << i;
+    ASSERT_EQ(v_next.at()[i], square) << i;
+    ASSERT_EQ(w_next.at()[i], std::fmaf(-factors[1], step, rounded(factors[0] * w.at()[i]))) << i;
+  }
+}
+
 TEST(CudaByFour, GivesTheBitsOfNormsOneByOne) {
   const Values x(1), dy(2), gamma(3), beta(4), mean(5), inv(6, 0.5F, 1), dgamma(7), dbeta(8);
   std::vector<uint8_t> mask(kCount / 8 + 1);

@@ -133,6 +133,8 @@ struct ReorderBytes {
   PLIMSOLL_BODY void run(int64_t i) const { to[position(to_place, i)] = from[position(from_place, i)]; }
 };
 
+// Updates say where a product is rounded before it is added (fmaf does not): left to itself a compiler chooses for each kernel,
+// and the same update, alone, by fours, joined with others or by an embedding's lookups, would give other bits.
 struct Sgd {
   using Kind = EachFour;
   float* w_next;
@@ -155,12 +157,12 @@ struct Sgd {
   // From the gradient; weight and velocity become the next ones.
   PLIMSOLL_BODY void step(const Settings& s, float d, float& weight, float& velocity) const {
     if (scale != nullptr) d *= s.scale;
-    d += s.weight_decay * weight;
+    d = fmaf(s.weight_decay, weight, d);
     if (m_next != nullptr) {
-      velocity = s.momentum * velocity + d;
-      d = nesterov ? d + s.momentum * velocity : velocity;
+      velocity = fmaf(s.momentum, velocity, d);
+      d = nesterov ? fmaf(s.momentum, velocity, d) : velocity;
     }
-    weight -= s.rate * d;
+    weight = fmaf(-s.rate, d, weight);
   }
   PLIMSOLL_BODY bool is_due() const { return scale == nullptr || !(*scale < 0); }
   PLIMSOLL_BODY void run_with(int64_t i, float d) const {
@@ -251,10 +253,10 @@ struct Adam {
   // From the gradient; the others become the next ones.
   PLIMSOLL_BODY void step(float d, float& weight, float& mean, float& square) const {
     if (scale != nullptr) d *= *scale;
-    d += factors[3] * weight;
-    mean = mean + factors[4] * (d - mean);
-    square = factors[5] * square + factors[6] * d * d;
-    weight = factors[0] * weight - factors[1] * (mean / (sqrtf(square) / factors[2] + factors[7]));
+    d = fmaf(factors[3], weight, d);
+    mean = fmaf(factors[4], d - mean, mean);
+    square = fmaf(factors[5], square, factors[6] * d * d);
+    weight = fmaf(-factors[1], mean / (sqrtf(square) / factors[2] + factors[7]), factors[0] * weight);
   }
   PLIMSOLL_BODY bool is_due() const { return scale == nullptr || !(*scale < 0); }
   PLIMSOLL_BODY void run_with(int64_t i, float d) const {
