@@ -52,6 +52,7 @@ struct CompileOptions {
   // Of a device that is fed over a link: its rates, and whether batches may have a second buffer, which whoever feeds the
   // step must fill (TrainingStep::feed_next). `memory` is of both. Absent: batches are where the step finds them.
   std::optional<Feeding> feeding;
+  bool feeds_every_input = false;  // whoever feeds the step, not only data and labels
   std::optional<LayoutFamily> family;
   std::map<std::string, std::string, std::less<>> kernels;   // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts;  // pinned layouts of states, by name

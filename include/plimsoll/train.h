@@ -62,6 +62,7 @@ struct TrainOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   uint64_t seed = 0;
+  bool feeds_ahead = false;  // of a network of one's own: the next batch is there while a step runs (NetworkStep)
   bool exact = false;
   std::optional<Bytes> workspace, workspace_total;  // as in CompileOptions
   std::optional<BatchSizes> batch_sizes;            // as in CompileOptions; what of them is not known is measured

@@ -100,6 +100,7 @@ class TrainingStep {
   // It is for the step that is started next, and may be given back on return. Nothing else may use the arena until then.
   bool has_second_buffer() const { return program_->plan->feeding.second_buffer; }
   void feed_next(const Batch& batch);
+  void feed_next(std::string_view input, std::span<const std::byte> elements);  // every input of them
   // What the last run left in an output, by its name.
   StateTensor output(std::string_view name) const;
   // Runs the step on what it was fed with; returns its seconds, by the device's clock where that has one (Executor::device_ms).
@@ -109,6 +110,7 @@ class TrainingStep {
   double run(double learning_rate, int64_t batches = 0);
   // The same in two: a device that computes beside the host does so when `start` returns (Executor::start_step).
   void start(double learning_rate, int64_t batches = 0);
+  void start(std::span<const double> learning_rates, int64_t batches);
   double finish();
   // The same with a rate for each of the optimizer's groups (OptimizerOptions::groups).
   double run(std::span<const double> learning_rates, int64_t batches = 0);
@@ -162,7 +164,6 @@ class TrainingStep {
   std::vector<std::pair<TensorId, std::vector<std::byte>>> what_comes_next() const;
   void find_tensors();
   void feed_channels_last(const Batch& batch);
-  void start(std::span<const double> learning_rates, int64_t batches);
 
   const Device& device_;
   const ExecuteOptions options_;

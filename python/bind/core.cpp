@@ -109,6 +109,7 @@ TrainOptions options_from(const json& j) {
   options.device = j.value("device", options.device);
   options.threads = j.value("threads", 0);
   options.exact = j.value("exact", false);
+  options.feeds_ahead = j.value("feed_ahead", false);
   options.costs = j.value("costs", "measured");
   options.seed = j.value("seed", uint64_t{0});
   if (j.contains("zero") && !j["zero"].is_null()) options.zero = j["zero"].get<int>();
@@ -208,7 +209,18 @@ class Step {
 
   void feed(const std::string& name, const ReadOnlyArray& array) {
     expect_dtype(step(), name, array);
-    step().feed(name, bytes_of(array));
+    has_second_buffer() ? step().feed_next(name, bytes_of(array)) : step().feed(name, bytes_of(array));
+  }
+  // Then `feed` is for the step after the one that runs.
+  bool has_second_buffer() const { return step().has_second_buffer(); }
+  void start(const std::vector<double>& learning_rates, int64_t batches) {
+    const nb::gil_scoped_release released;
+    step().start(learning_rates, batches);
+  }
+  double finish() {
+    const nb::gil_scoped_release released;
+    step().finish();
+    return step().loss();
   }
   double run(const std::vector<double>& learning_rates, int64_t batches) {
     const nb::gil_scoped_release released;
@@ -389,6 +401,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("divided", &Step::divided)
       .def_prop_ro("divides_parameters", &Step::divides_parameters)
       .def("feed", &Step::feed)
+      .def_prop_ro("has_second_buffer", &Step::has_second_buffer)
+      .def("start", &Step::start, "learning_rates"_a, "batches"_a = 0)
+      .def("finish", &Step::finish)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
       .def("set_group", &Step::set_group)
       .def("add_shape", &Step::add_shape, "network"_a, "batch"_a, "progress"_a.none(), "agreed"_a = nb::none())

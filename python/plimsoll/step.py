@@ -22,7 +22,7 @@ import sys
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +170,7 @@ class Step:
         self._read: set[str] = set()  # states whose tensors somebody had in his hands since the last step
         self._views: dict[str, Tensor] = {}
         self._lock = threading.Lock()
+        self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._needs = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._modes = [(name, m, m.training or not model.training) for name, m in model.named_modules()]
@@ -208,31 +209,83 @@ class Step:
         """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step, and the last of
         ``batches`` updates: as many as ``accumulate=`` said, or fewer at the end of an epoch."""
         with self._lock:
+            self._fed = None
             return self._train(arranged(batch, self._skeleton), batches or 0)
 
-    def _train(self, batch: Any, batches: int) -> float:
+    def over(self, batches: Iterable[Any]) -> Iterator[float]:
+        """Trains on one batch after another, each as a call of the step does, and gives their losses. Where the plan has a second buffer
+        for the batch (``feed_ahead=True``), a batch comes to the GPU while the step before it runs: so one more is taken from
+        ``batches`` before a step."""
+        upcoming, end = iter(batches), object()
+        batch = next(upcoming, end)
+        while batch is not end:
+            if not self._core.has_second_buffer:
+                yield self(batch)
+                batch = next(upcoming, end)
+                continue
+            with self._lock:
+                batch = self._bring(batch if batch is self._fed else arranged(batch, self._skeleton))
+            following, failure = end, None
+            try:
+                following = next(upcoming, end)
+            except Exception as error:  # told when that batch is wanted
+                failure = error
+            with self._lock:
+                if following is not end:
+                    following = arranged(following, self._skeleton)
+                loss = self._train(batch, 0, None if following is end else following)
+            yield loss
+            if failure is not None:
+                raise failure
+            batch = following
+
+    def _bring(self, batch: Any) -> Any:
+        """To where the next step finds it, or to the second buffer; it is there already where it was fed ahead."""
+        if batch is not self._fed:
+            self._fed = None
+            key = key_of(batch)
+            if key not in self._shapes:
+                self._agree("a step", key)
+            self._form, number = self._shapes.get(key) or self._add_shape(batch)
+            self._core.use(number)
+            self._form.feed(batch, self._core.feed)  # may raise, on one rank alone: nothing was agreed on then
+            self._fed = batch
+        return batch
+
+    def _train(self, batch: Any, batches: int, following: Any = None) -> float:
         self._expect_the_same_model()
         loaded = self._take_over()
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
             self._core.set_group(group, json.dumps(settings))
         rates = optimizers.learning_rates(self._optimizer)
-        key = key_of(batch)
-        if key not in self._shapes:
-            self._agree("a step", key)
-        self._form, number = self._shapes.get(key) or self._add_shape(batch)
-        self._core.use(number)
-        self._form.feed(batch, self._core.feed)  # may raise, on one rank alone: nothing was agreed on then
+        self._bring(batch)
+        key, self._fed = key_of(batch), None
         self._read.clear()  # what was read since, for a new shape, nobody has written
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
             self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number, "batches": batches})
         with self._unplanned:
-            loss = self._core.run(rates, batches)
+            if following is not None and self._core.has_second_buffer and key_of(following) == key:
+                loss = self._run_and_feed(rates, batches, following)
+            else:
+                loss = self._core.run(rates, batches)
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = {"module", "optimizer"}
         self._runs += 1
         if self._others:
             self.sync()
+        return loss
+
+    def _run_and_feed(self, rates: list[float], batches: int, following: Any) -> float:
+        """What is wrong with the following batch is told when it is wanted: then it is fed again."""
+        self._core.start(rates, batches)
+        try:
+            self._form.feed(following, self._core.feed)
+            self._fed = following
+        except Exception:
+            pass
+        finally:
+            loss = self._core.finish()
         return loss
 
     # --- the other ranks ---
@@ -296,6 +349,7 @@ class Step:
             return self._evaluate(arranged(batch, self._skeleton))
 
     def _evaluate(self, batch: Any) -> float:
+        self._fed = None  # it runs in the same memory
         if self._divided:
             self._agree("step.evaluate, by all ranks since states are divided among them", key_of(batch))
         self._take_over()
@@ -658,6 +712,7 @@ def compile(
     exact: bool = False,
     threads: int = 0,
     device: str = "cpu",
+    feed_ahead: bool = False,
     costs: str = "measured",
     accumulate: int = 1,
     clip_grad_norm: float = 0.0,
@@ -678,6 +733,9 @@ def compile(
     arena, and the arena in what is left. What the process takes later for other things is not known here. With ``spill="DIR:SIZE"`` tensors of the
     step may lie in that folder, and so do, in files of their own, those of the module that the arena has not. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
+
+    With ``feed_ahead=True`` the plan for a GPU may have a second buffer for the batch, in ``memory``, where it is predicted to make the time from
+    step to step shorter: ``step.over(loader)`` fills it while a step runs. A step of several ranks has none.
 
     With ``fallback="torch"`` PyTorch computes inside the step what Plimsoll has no op for. Inputs and results of such an operator lie
     in the arena; what PyTorch takes meanwhile is not in the plan. ``step.fallbacks`` lists them, ``step.plan["unplanned_bytes"]``
@@ -721,6 +779,7 @@ def compile(
             optimizer, groups, accumulate, clip_grad_norm, synchronised, memory=memory, host_memory=host_memory, spill=spill,
             memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
             threads=threads, device=device, costs=costs, zero=zero,
+            feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
             model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options), files

@@ -12,13 +12,13 @@ namespace {
 constexpr double kWorthAPlan = 1e-3;  // of the time from step to step, what a second buffer saves
 
 // The parts of a batch that lie in the arena; none where the loop that feeds the step does not know all of them.
-std::vector<FedInput> inputs_of_batch(const Network& network, const Plan& plan) {
+std::vector<FedInput> inputs_of_batch(const Network& network, const Plan& plan, bool knows_every) {
   const Graph& graph = network.graph;
   std::vector<FedInput> inputs;
   for (const TensorId id : graph.inputs) {
     const Tensor& tensor = graph.tensor(id);
     if (tensor.role != Role::input) continue;
-    if (id != network.data && id != network.labels) return {};
+    if (!knows_every && id != network.data && id != network.labels) return {};
     const bool elsewhere = std::ranges::any_of(plan.homes, [&](const Home& home) { return home.tensor == id; });
     if (!elsewhere) inputs.push_back({.tensor = id, .offset = {}, .bytes = align_up(tensor.bytes(), kStayAlignment)});
   }
@@ -28,8 +28,8 @@ std::vector<FedInput> inputs_of_batch(const Network& network, const Plan& plan) 
 // Whether a part of it lies in a tier between steps. Then there is no second buffer: the host writes to the tier before the
 // step.
 bool is_elsewhere(const Network& network, const Plan& plan) {
-  return std::ranges::any_of(
-      plan.homes, [&](const Home& home) { return home.tensor == network.data || home.tensor == network.labels; });
+  return std::ranges::any_of(plan.homes,
+                             [&](const Home& home) { return network.graph.tensor(home.tensor).role == Role::input; });
 }
 
 // Whether the host itself copies in the midst of a step (QueuedDriver: to any tier but its own memory and other GPUs). It
@@ -76,7 +76,7 @@ std::variant<Program, Infeasible> compile_fed(
   Program* const first = std::get_if<Program>(&result);
   if (first == nullptr || !options.feeding) return result;
   Feeding feeding = *options.feeding;
-  feeding.inputs = inputs_of_batch(first->network, *first->plan);
+  feeding.inputs = inputs_of_batch(first->network, *first->plan, options.feeds_every_input);
   if (feeding.inputs.empty()) return result;
   const Bytes bytes = total(feeding.inputs);
   const bool wanted = std::exchange(feeding.second_buffer, false);
@@ -101,8 +101,9 @@ std::variant<Program, Infeasible> compile_fed(
   auto other = compile(beside);
   Program* const second = std::get_if<Program>(&other);
   if (second == nullptr) return result;
-  feeding.inputs = inputs_of_batch(second->network, *second->plan);
-  if (feeding.inputs.empty() || is_elsewhere(second->network, *second->plan)) return result;
+  feeding.inputs = inputs_of_batch(second->network, *second->plan, options.feeds_every_input);
+  if (feeding.inputs.empty() || is_elsewhere(second->network, *second->plan) || keeps_host_waiting(*second->plan))
+    return result;
   take_feeding(*second, feeding, options.memory, watch);
   if (second->plan->predicted.wall_time_ms >= predicted.wall_time_ms) return result;
   second->minimum = first->minimum;

@@ -113,6 +113,36 @@ TEST_F(FeedingChoice, IsNotForABatchThatLiesInATier) {
   EXPECT_GT(homes, 0);
 }
 
+// It asks for the next batch too late for that to come beside the step.
+TEST_F(FeedingChoice, IsNotWhereTheHostCopiesInTheMidstOfAStep) {
+  const Bytes all = program({INT64_MAX}, {}).plan->arena;
+  CompileOptions options{.exact = true, .feeding = link(1000)};
+  int moving = 0;
+  for (const char* tier : {"disk", "host"}) {
+    options.tiers = {{.name = tier, .capacity = 1_GiB, .out_gb_per_s = 1000, .in_gb_per_s = 1000}};
+    for (const int64_t percent : {100, 95, 90, 80}) {  // at first nothing moves without the buffer
+      options.memory = {all.count * percent / 100};
+      const Program fed = std::get<Program>(compile_training(network_, *device_, CostTable(), options));
+      moving += !fed.plan->moves.empty();
+      EXPECT_FALSE(tier == std::string("disk") && fed.plan->feeding.second_buffer && !fed.plan->moves.empty())
+          << percent;
+    }
+  }
+  EXPECT_GT(moving, 0);
+}
+
+TEST_F(FeedingChoice, IsForWhoFeedsEveryInput) {
+  Network network = build_model("lenet", kInput);
+  network.data = {};  // as a network of somebody's own, whose inputs are what it calls them
+  CompileOptions options{.exact = true, .feeding = link(1)};
+  for (const bool every : {false, true}) {
+    options.feeds_every_input = every;
+    const Program fed = std::get<Program>(compile_training(network, *device_, CostTable(), options));
+    EXPECT_EQ(fed.plan->feeding.second_buffer, every);
+    EXPECT_EQ(fed.plan->feeding.inputs.size(), every ? 2u : 0u);
+  }
+}
+
 TEST_F(FeedingChoice, IsForWhoWantsIt) {
   Feeding feeding = link(1);
   feeding.second_buffer = false;

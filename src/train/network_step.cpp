@@ -150,6 +150,7 @@ void NetworkStep::open_device(const NetworkStepListener& listener) {
   Bytes budget = arena_budget(options_, session_, process_);
   if (options_.communicator && !options_.memory)  // all on this machine see the same that is free
     budget = {budget.count / static_cast<int64_t>(options_.communicator->ranks_here().size())};
+  if (options_.feeds_ahead) find_feeding(session_, probing_room());
   compile_ = compile_options_of(options_, session_, budget);
   measuring_room_ = process_ ? compile_.memory : std::max(compile_.memory, kMeasuringRoom);
   measures_ = options_.costs == "measured" && !options_.exact;

@@ -34,7 +34,7 @@ class NetworkStep {
  public:
   // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. `held`: what
   // the process has taken already, where the memory is the process's. At least `arena` is taken, for other networks in the same
-  // memory. `agreed`: what the ranks have agreed on when this step was open before; then this rank opens it alone, for
+  // memory. With `feeds_ahead` the plan may have a second buffer for a batch (TrainingStep::has_second_buffer). `agreed`: what the ranks have agreed on when this step was open before; then this rank opens it alone, for
   // all of these shapes. Throws Error where an option cannot be.
   static std::variant<std::unique_ptr<NetworkStep>, Infeasible> open(const Network& network,
                                                                      const TrainOptions& options,

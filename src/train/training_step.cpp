@@ -143,6 +143,10 @@ void TrainingStep::feed_next(const Batch& batch) {
   executor_->write_next(network.labels, Layout{}, std::as_bytes(batch.labels));
 }
 
+void TrainingStep::feed_next(std::string_view input, std::span<const std::byte> elements) {
+  executor_->write_next(find_tensor(program_->network.graph.inputs, "input", input), Layout{}, elements);
+}
+
 void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {
   const Network& network = program_->network;
   expect_size(network.graph, network.data, data.size(), "elements");
