@@ -64,7 +64,7 @@ def commit(folder):
 
 
 def build(folder, architectures, *more):
-    configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DPLIMSOLL_CUDA=ON",
+    configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_UNITY_BUILD=ON", "-DPLIMSOLL_CUDA=ON",
                  f"-DPLIMSOLL_CUDA_ARCHITECTURES={architectures}", "-DPLIMSOLL_BENCH=OFF", "-DPLIMSOLL_EXAMPLES=OFF", *more]
     if shutil.which("ccache"):
         configure += ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache"]
