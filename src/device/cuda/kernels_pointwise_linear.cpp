@@ -143,7 +143,9 @@ class PointwiseLinearKernel final : public CudaKernel {
       }
     }
     Bytes sums;
-    const auto needs = [&](int64_t rows, int64_t columns) { sums = std::max(sums, room_for(column_pieces(rows, columns))); };
+    const auto needs = [&](int64_t rows, int64_t columns) {
+      sums = std::max(sums, room_for(column_pieces(rows, columns)));
+    };
     if (db_at_) needs(sizes_.rows, sizes_.outputs);
     for (const Derivative& d : derivatives_) {
       if (!d.sums.empty()) needs(blocks_.length, sizes_.width), needs(blocks_.last, sizes_.width);

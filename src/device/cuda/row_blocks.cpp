@@ -61,8 +61,7 @@ std::vector<KernelSpec> specs_by_rows(const Context& context, const Graph& graph
     bool usual = true;
     for (const int64_t rows : lengths) {
       const std::string name = fmt::format("{}{}{}", kRows, rows, tf32 ? kTf32 : "");
-      list.push_back(
-          family_spec(graph, op, LayoutFamily::plain, name, make(context, alone, plain, name)->workspace()));
+      list.push_back(family_spec(graph, op, LayoutFamily::plain, name, make(context, alone, plain, name)->workspace()));
       KernelSpec& spec = list.back();
       spec.algorithm = Algorithm::gemm;
       spec.exact = !tf32 && std::exchange(usual, false);
