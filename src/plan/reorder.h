@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "plan/remat/run_set.h"
 #include "plan/route.h"
 #include "plan/value_timeline.h"
 
@@ -18,6 +20,15 @@ namespace plimsoll {
 // The order whose peak is the lowest that was found, or is within the budget; nothing where none is much lower than the
 // timeline's. Data and overwritten bytes are waited for. `effort`: exchanges of neighbours; the same order on every machine.
 std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort);
+
+// Another order of steps of which some run again, in which less lies in the arena near the budget.
+struct OrderedRuns {
+  Route route;             // of first runs
+  std::vector<OpId> runs;  // of all
+};
+// Nothing where none is better. `effort` as above.
+std::optional<OrderedRuns> reorder_runs(const Graph& graph, const ValueTimeline& timeline, const Sequence& sequence,
+                                        int64_t budget, int64_t effort);
 
 // Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
 // what cannot be computed again and in any order is made before the step and read behind it.

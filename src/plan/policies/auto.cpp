@@ -623,10 +623,14 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       keep_better(quick, best, std::move(other));
     };
     const bool runs_first = by_runs_first(input, *first.timeline);
-    if (runs_first) consider(plan_by_runs);
+    const auto by_runs = [&](const PolicyInput& i) {
+      const Plan* known = std::get_if<Plan>(&best);
+      return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr);
+    };
+    if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
     const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
-    if (!runs_first && may_run_again(input)) consider(plan_by_runs);
+    if (!runs_first && may_run_again(input)) consider(by_runs);
     const auto fastest_so_far = [&] {
       const Plan* plan = std::get_if<Plan>(&best);
       return plan != nullptr ? plan->predicted.step_time_ms : input.faster_than_ms;
@@ -634,18 +638,29 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     int64_t states = 0;  // which the others keep in the arena
     for (const State& state : input.graph.states)
       states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
-    for (const Policy& policy : policies()) {
-      if (states > input.budget.count) break;
-      if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps)) break;
-      if (!input.state_homes.empty()) break;
-      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline &&
-          policy.plan != plan_caffe) {
+    const auto consider_others = [&] {
+      for (const Policy& policy : policies()) {
+        if (states > input.budget.count || !input.state_homes.empty()) return;
+        if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps))
+          return;
+        if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline ||
+            policy.plan == plan_caffe)
+          continue;
         consider(policy.plan);
         if (policy.uses_tiers && !input.device.tiers.empty() &&
             (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
           consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
       }
+    };
+    consider_others();
+    if (input.search_least && !input.first_that_fits && std::holds_alternative<Infeasible>(best)) {
+      // By itself a policy is placed with more effort.
+      quick.only_to_fit = false;
+      consider_others();
+      quick.only_to_fit = true;
     }
+    const Plan* const plan = std::get_if<Plan>(&best);
+    if (plan != nullptr && plan->policy != "auto" && input.search_least && may_run_again(input)) consider(by_runs);
     if (input.explain && std::holds_alternative<Infeasible>(best)) best = least(input);
     if (Infeasible* infeasible = std::get_if<Infeasible>(&best); infeasible != nullptr && tier_short) {
       infeasible->suggestion += more_of_tiers(input.device.tiers);

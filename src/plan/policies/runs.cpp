@@ -57,8 +57,10 @@ class RunPlanner {
     quick_.only_to_fit = !many;
   }
 
-  PlanOrInfeasible plan() {
-    const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort);
+  PlanOrInfeasible plan(const Plan* known) {
+    std::vector<Sequence> starts;
+    if (known != nullptr) starts.push_back(sequence_of(*known));
+    const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort, starts);
     const bool with_places = many_ && has_plain_places(timeline_) && !has_room_for(found);
     const bool both = timeline_.steps.size() <= kStepsTriedWithLess;
     if (with_places && !both) plan_with_places(found.sequence);
@@ -69,6 +71,12 @@ class RunPlanner {
   }
 
  private:
+  Sequence sequence_of(const Plan& plan) const {
+    Sequence sequence;
+    for (const Step& step : plan.steps) sequence.push_back(timeline_.step_of[step.op]);
+    return sequence;
+  }
+
   void plan_within_less(FoundRuns found) {
     const int rounds = !many_                                      ? kRunSearches
                        : timeline_.steps.size() > kStepsPlacedWell ? kSomeRunSearches
@@ -186,8 +194,8 @@ class RunPlanner {
 
 }  // namespace
 
-PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
-  return RunPlanner(input, input.run_effort >= kMuchRunEffort).plan();
+PlanOrInfeasible plan_by_runs(const PolicyInput& input, const Plan* known) {
+  return RunPlanner(input, input.run_effort >= kMuchRunEffort).plan(known);
 }
 
 std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
@@ -203,7 +211,7 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
     const Bytes high = best ? best->arena : below;
     if (high.count - low.count <= high.count / kLeastStep) break;
     within.budget = {low.count + (high.count - low.count) / 2};
-    PlanOrInfeasible answer = RunPlanner(within, false).plan();
+    PlanOrInfeasible answer = RunPlanner(within, false).plan(nullptr);
     if (Plan* plan = std::get_if<Plan>(&answer)) {
       best = std::move(*plan);
       best->budget = input.budget;

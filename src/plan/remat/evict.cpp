@@ -6,16 +6,20 @@
 namespace plimsoll {
 namespace {
 
+constexpr double kLeastKept = 0.02;
+constexpr int kMostBrought = 4;
 constexpr size_t kMostRuns = 10;  // times the steps: from here on it does little else
 
 class Evictor {
  public:
-  Evictor(const ValueTimeline& timeline, int64_t budget, EvictionRule rule, double most_ms, int64_t effort)
+  Evictor(const ValueTimeline& timeline, int64_t budget, EvictionRule rule, double most_ms, int64_t effort,
+          const RelaxedPresence* relaxed)
       : timeline_(timeline),
         budget_(budget),
         rule_(rule),
         most_ms_(most_ms),
         effort_(effort),
+        relaxed_(relaxed),
         values_(timeline.values.size()),
         ran_(timeline.steps.size(), false),
         around_(timeline.values.size(), 0),
@@ -42,11 +46,12 @@ class Evictor {
       if (!run_step(now_)) return std::nullopt;
     }
     for (size_t v = 0; v < values_.size(); ++v) values_[v].locks += timeline_.values[v].at_end ? 1 : 0;
-    for (size_t v = 0; v < values_.size(); ++v) {  // what went and must be there at the end
-      const TimelineValue& value = timeline_.values[v];
-      if (!value.at_end || values_[v].is_there) continue;
-      if (!may_return_[v] || values_[v].lost || !run_step(value.producer)) return std::nullopt;
+    std::vector<int32_t> wanted;  // at the end
+    for (size_t v = 0; v < values_.size(); ++v) {
+      if (timeline_.values[v].at_end) wanted.push_back(static_cast<int32_t>(v));
     }
+    for (const int32_t v : wanted) lock(v);
+    if (!bring(wanted)) return std::nullopt;
     return std::move(sequence_);
   }
 
@@ -54,6 +59,7 @@ class Evictor {
   struct Value {
     bool is_there = false, evicted = false, lost = false, is_listed = false;
     int32_t locks = 0, next_use = 0;
+    int locked_at = 0;  // the depth of the innermost step that waits for it
     double used_at = 0;
   };
 
@@ -88,22 +94,19 @@ class Evictor {
     const std::span<const int32_t> inputs = again ? step.recompute_inputs : step.inputs;
     const std::span<const int32_t> outputs = again ? step.recompute_outputs : step.outputs;
     if (++depth_ > 5000 || looks_ > effort_) return false;
-    for (int32_t v : inputs) ++values_[v].locks;
-    for (int32_t v : inputs) {
-      if (values_[v].is_there) continue;
-      const TimelineValue& value = timeline_.values[v];
-      if (!may_return_[v] || values_[v].lost || !run_step(value.producer)) return false;
-    }
-    --depth_;
+    for (int32_t v : inputs) lock(v);
+    if (!bring(inputs)) return false;
     int64_t room = step.workspace;
     for (int32_t v : outputs) {
       if (!values_[v].is_there && !takes_place(step, v, again)) room += timeline_.values[v].bytes;
     }
     while (live_ + room > budget_) {
-      const int32_t victim = cheapest();
+      int32_t victim = cheapest(false);
+      if (victim < 0) victim = cheapest(true);
       if (victim < 0) return false;
       go(victim);
     }
+    --depth_;
     clock_ += step.ms;
     if (again) again_ms_ += step.ms;
     if (again_ms_ > most_ms_ || sequence_.size() > kMostRuns * timeline_.steps.size()) return false;
@@ -111,7 +114,7 @@ class Evictor {
     ran_[s] = true;
     for (int32_t v : outputs) arrive(v);
     for (int32_t v : inputs) {
-      --values_[v].locks;
+      unlock(v);
       values_[v].used_at = clock_;
       if (!again) ++values_[v].next_use;
     }
@@ -132,6 +135,32 @@ class Evictor {
     return true;
   }
 
+  // What a step waits for is locked. Where nothing else can go, what steps wait for that are not the next to run goes too, and
+  // comes once more.
+  void lock(int32_t v) {
+    ++values_[v].locks;
+    locked_.push_back({v, values_[v].locked_at});
+    values_[v].locked_at = depth_;
+  }
+  void unlock(int32_t v) {
+    --values_[v].locks;
+    const auto own = std::find_if(locked_.rbegin(), locked_.rend(), [&](const auto& l) { return l.first == v; });
+    values_[v].locked_at = own->second;
+    locked_.erase(std::next(own).base());
+  }
+  bool bring(std::span<const int32_t> values) {
+    for (int tries = 0; tries < kMostBrought; ++tries) {
+      bool all = true;
+      for (const int32_t v : values) {
+        if (values_[v].is_there) continue;
+        all = false;
+        if (!may_return_[v] || values_[v].lost || !run_step(timeline_.values[v].producer)) return false;
+      }
+      if (all) return true;
+    }
+    return false;
+  }
+
   bool takes_place(const TimelineStep& step, int32_t output, bool again) const {
     return std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
       if (pair.output != output) return false;
@@ -141,7 +170,7 @@ class Evictor {
     });
   }
 
-  int32_t cheapest() {
+  int32_t cheapest(bool locked) {
     int32_t best = -1;
     double least = 0;
     looks_ += std::ssize(listed_);
@@ -155,14 +184,15 @@ class Evictor {
       }
       ++i;
       const TimelineValue& value = timeline_.values[v];
-      if (values_[v].locks > 0) continue;
+      if (values_[v].locks > 0 && (!locked || values_[v].locked_at >= depth_)) continue;
       double age = clock_ - values_[v].used_at;
-      if (rule_ == EvictionRule::ahead) {
+      if (rule_ == EvictionRule::ahead || rule_ == EvictionRule::relaxed) {
         const int32_t use = values_[v].next_use;
         const double at = use < static_cast<int32_t>(value.uses.size()) ? start_ms_[value.uses[use]] : start_ms_.back();
         age = at - start_ms_[now_];
       }
-      const double h = (cost_around(v) + 1e-9) / (static_cast<double>(value.bytes) * (age + 1e-6));
+      double h = (cost_around(v) + 1e-9) / (static_cast<double>(value.bytes) * (age + 1e-6));
+      if (rule_ == EvictionRule::relaxed) h *= kLeastKept + relaxed_->of(v, now_);
       if (best < 0 || h < least || (h == least && v < best)) {
         best = v;
         least = h;
@@ -241,6 +271,7 @@ class Evictor {
   const EvictionRule rule_;
   const double most_ms_;
   const int64_t effort_;
+  const RelaxedPresence* const relaxed_;
   std::vector<Value> values_;
   std::vector<bool> ran_;         // by step
   std::vector<bool> may_return_;  // by value
@@ -249,6 +280,7 @@ class Evictor {
   std::vector<int32_t> parent_;   // by value: h_eq's classes
   std::vector<double> class_ms_;  // by root
   std::vector<std::vector<int32_t>> readers_;
+  std::vector<std::pair<int32_t, int>> locked_;  // values, and at what depth they were locked before
   std::vector<int32_t> stack_, listed_;  // listed_: what may be let go, and some that went
   Sequence sequence_;
   uint32_t mark_ = 0;
@@ -262,8 +294,8 @@ class Evictor {
 }  // namespace
 
 std::optional<Sequence> evict_as_it_runs(const ValueTimeline& timeline, int64_t budget, EvictionRule rule,
-                                         double most_ms, int64_t effort) {
-  return Evictor(timeline, budget, rule, most_ms, effort).run();
+                                         double most_ms, int64_t effort, const RelaxedPresence* relaxed) {
+  return Evictor(timeline, budget, rule, most_ms, effort, relaxed).run();
 }
 
 }  // namespace plimsoll

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "plan/remat/run_set.h"
+#include "plan/remat/time_bound.h"
 
 namespace plimsoll {
 
@@ -19,11 +20,13 @@ enum class EvictionRule : uint8_t {
   dtr,     // h_DTR
   dtr_eq,  // h_eq
   ahead,   // h_DTR with the ms until it is used next in place of those since: for who knows the future
+  relaxed,  // the same, times what a linear program would keep of it at the next moment
 };
 
 // The steps as they run within the budget; nothing where the rule finds no room, or computes more than `most_ms` again, or
-// has looked at as many values as `effort` says.
+// has looked at as many values as `effort` says. `relaxed`: for that rule.
 std::optional<Sequence> evict_as_it_runs(const ValueTimeline& timeline, int64_t budget, EvictionRule rule,
-                                         double most_ms, int64_t effort = INT64_MAX);
+                                         double most_ms, int64_t effort = INT64_MAX,
+                                         const RelaxedPresence* relaxed = nullptr);
 
 }  // namespace plimsoll

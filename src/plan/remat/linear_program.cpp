@@ -14,6 +14,7 @@ constexpr int kRestart = 200;  // steps between restarts from the average
 
 int32_t LinearProgram::add_column(double cost, double limit) {
   cost_.push_back(cost);
+  low_.push_back(0);
   high_.push_back(limit);
   prepared_ = false;
   return static_cast<int32_t>(cost_.size()) - 1;
@@ -73,9 +74,28 @@ double LinearProgram::bound_of(const std::vector<double>& y) {
   for (size_t c = 0; c < cost_.size(); ++c) {
     double reduced = cost_[c];
     for (int32_t e = column_begin_[c]; e < column_begin_[c + 1]; ++e) reduced -= y[row_of_[e]] * column_by_[e];
-    bound += std::min(0.0, reduced * high_[c]);
+    bound += reduced * (reduced > 0 ? low_[c] : high_[c]);
   }
   return bound;
+}
+
+double LinearProgram::value(int32_t column) const {
+  return summed_ > 0 ? sum_z_[column] / summed_ : z_[column];
+}
+
+void LinearProgram::set_limits(int32_t column, double low, double high) {
+  low_[column] = low;
+  high_[column] = high;
+}
+
+LinearProgram::State LinearProgram::state() const {
+  return {{y_.begin(), y_.end()}, {z_.begin(), z_.end()}};
+}
+void LinearProgram::go_on_from(const State& state) {
+  y_.assign(state.prices.begin(), state.prices.end());
+  y_.resize(least_.size(), 0);
+  z_.assign(state.values.begin(), state.values.end());
+  best_ = -1e300;
 }
 
 double LinearProgram::improve(int steps, double enough) {
@@ -85,7 +105,7 @@ double LinearProgram::improve(int steps, double enough) {
   from_y_ = y_;
   std::fill(sum_z_.begin(), sum_z_.end(), 0);
   std::fill(sum_y_.begin(), sum_y_.end(), 0);
-  int summed = 0;
+  summed_ = 0;
   std::vector<double> mean;
   const auto look = [&](const std::vector<double>& y) { best_ = std::max(best_, bound_of(y)); };
   look(y_);
@@ -93,7 +113,7 @@ double LinearProgram::improve(int steps, double enough) {
     for (size_t c = 0; c < columns; ++c) {
       double reduced = cost_[c];
       for (int32_t e = column_begin_[c]; e < column_begin_[c + 1]; ++e) reduced -= y_[row_of_[e]] * column_by_[e];
-      const double z = std::clamp(z_[c] - step_z_[c] / weight_ * reduced, 0.0, high_[c]);
+      const double z = std::clamp(z_[c] - step_z_[c] / weight_ * reduced, low_[c], high_[c]);
       extra_[c] = 2 * z - z_[c];
       z_[c] = z;
       sum_z_[c] += z;
@@ -105,22 +125,22 @@ double LinearProgram::improve(int steps, double enough) {
       y_[r] = y > kNothing ? y : 0;  // what is next to nothing takes processors long
       sum_y_[r] += y_[r];
     }
-    ++summed;
+    ++summed_;
     if (i % kLook == 0 || i == steps) {
       look(y_);
       mean.resize(rows);
-      for (size_t r = 0; r < rows; ++r) mean[r] = sum_y_[r] / summed;
+      for (size_t r = 0; r < rows; ++r) mean[r] = sum_y_[r] / summed_;
       look(mean);
     }
-    if (summed == kRestart) {  // from the average; the weight follows how far both went
+    if (summed_ == kRestart) {  // from the average; the weight follows how far both went
       double far_z = 0, far_y = 0;
       for (size_t c = 0; c < columns; ++c) {
-        z_[c] = sum_z_[c] / summed;
+        z_[c] = sum_z_[c] / summed_;
         far_z += (z_[c] - from_z_[c]) * (z_[c] - from_z_[c]);
         sum_z_[c] = 0;
       }
       for (size_t r = 0; r < rows; ++r) {
-        y_[r] = sum_y_[r] / summed;
+        y_[r] = sum_y_[r] / summed_;
         far_y += (y_[r] - from_y_[r]) * (y_[r] - from_y_[r]);
         sum_y_[r] = 0;
       }
@@ -128,7 +148,7 @@ double LinearProgram::improve(int steps, double enough) {
         weight_ = std::exp(0.5 * std::log(std::sqrt(far_y / far_z)) + 0.5 * std::log(weight_));
       from_z_ = z_;
       from_y_ = y_;
-      summed = 0;
+      summed_ = 0;
     }
   }
   return best_;

@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kMostAgain = 4;               // times the step, of a start
 constexpr int64_t kLeastOfRules = 20'000'000;  // looks of each of the rules
+constexpr int64_t kEffortOfRelaxation = 50'000'000;
+constexpr int32_t kMomentsOfRelaxation = 12;
 constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
 
 class RunSearch {
@@ -152,7 +154,8 @@ FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 
 
 }  // namespace
 
-FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort) {
+FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort,
+                    std::span<const Sequence> starts) {
   const std::vector<int64_t> limits(timeline.steps.size() + 1, budget);
   std::array<RunSearch, 2> searches{RunSearch(timeline, limits), RunSearch(timeline, limits)};
   if (searches[0].is_done()) return searches[0].result();
@@ -161,6 +164,17 @@ FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effor
                                                std::max(effort / 4, kLeastOfRules)))
       searches[0].consider(*sequence);
   }
+  if (effort >= kEffortOfRelaxation) {
+    if (const auto relaxed = relax_presence(timeline, budget, kMomentsOfRelaxation, 0)) {
+      for (const int percent : {100, 96, 92}) {
+        if (const auto sequence =
+                evict_as_it_runs(timeline, budget / 100 * percent, EvictionRule::relaxed,
+                                 kMostAgain * timeline.compute_ms, std::max(effort / 4, kLeastOfRules), &*relaxed))
+          searches[0].consider(*sequence);
+      }
+    }
+  }
+  for (const Sequence& sequence : starts) searches[0].consider(sequence);
   searches[1].learn_from(searches[0]);
   return search_in_rounds(timeline, searches, effort, false);
 }

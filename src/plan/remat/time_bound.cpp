@@ -11,11 +11,18 @@ namespace plimsoll {
 namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
-constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12};
-constexpr int64_t kFewSteps = 300, kManySteps = 4'000;  // of the linear program
+constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12, 18, 27, 40, 60};
+constexpr int kFewSteps = 300;
+constexpr int64_t kManySteps = 4'000;  // of the linear program
 constexpr size_t kMostEntries = 3'000'000;
 constexpr int64_t kSmall = 100'000;  // part of the budget
 constexpr double kRounding = 1e-9;
+constexpr double kHalf = 0.5, kLeastMissed = 0.01;  // of a cut
+constexpr double kDivided = 0.02;
+constexpr double kSettled = 0.002;  // the bound rises by no more than this part of it
+constexpr int kStepsOfNode = 120, kStepsOfLeaf = 600;
+constexpr size_t kMostNodeBytes = size_t{1} << 28;
+constexpr size_t kMostGone = 40;
 
 // What copies take at least, to and from whichever tier.
 class CopyTimes {
@@ -81,7 +88,36 @@ class BoundProgram {
 
   bool impossible() const { return impossible_; }
   bool nothing_to_ask() const { return moments_.size() == 1; }
+  // A column of what is there that the solution leaves between 0 and 1, whose bytes weigh most; -1: there is none.
+  int32_t most_divided() const {
+    int32_t best = -1;
+    double most = 0;
+    for (const Fullness& full : full_) {
+      for (const std::vector<Present>* list : {&full.needed, &full.spare}) {
+        for (const Present& value : *list) {
+          const double there = program_.value(value.column), divided = std::min(there, 1 - there);
+          const double weight = divided * static_cast<double>(value.bytes);
+          if (divided < kDivided || weight < most || (weight == most && value.column > best)) continue;
+          most = weight;
+          best = value.column;
+        }
+      }
+    }
+    return best;
+  }
+  // Rows that the solution so far does not keep; how many.
+  int add_cuts() {
+    int added = 0;
+    for (Fullness& full : full_) added += program_.entries() < kMostEntries && add_best_cut(full) ? 1 : 0;
+    return added;
+  }
   LinearProgram& program() { return program_; }
+  RelaxedPresence presence() const {
+    RelaxedPresence presence{moments_, {}};
+    for (const int32_t column : there_)
+      presence.there.push_back(column >= 0 ? static_cast<float>(program_.value(column)) : column == kThere ? 1.F : 0.F);
+    return presence;
+  }
 
  private:
   // What is so small counts as nothing where it may be away, and is always there.
@@ -381,9 +417,8 @@ class BoundProgram {
 
   void add_memory_rows(size_t j) {
     const int32_t s = moments_[j];
-    int64_t room = budget_ - own(s);
-    std::vector<std::pair<int32_t, int64_t>> needed, spare;  // columns and bytes
-    int64_t most = 0;
+    Fullness full;
+    int64_t room = budget_ - own(s), most = 0;
     for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
       const TimelineValue& value = timeline_.values[v];
       const int64_t bytes = bytes_of(v);
@@ -391,31 +426,93 @@ class BoundProgram {
       const int32_t column = there(v, j);
       if (column == kThere) room -= bytes;
       if (column < 0) continue;
-      (s < last_[v] ? needed : spare).emplace_back(column, bytes);
+      (s < last_[v] ? full.needed : full.spare).push_back({column, bytes});
       if (s < last_[v]) most += bytes;
     }
     const double scale = 1 / static_cast<double>(budget_);
-    for (const auto& [column, bytes] : needed) add_term(column, -scale * static_cast<double>(bytes));
-    for (const auto& [column, bytes] : spare) add_term(column, -scale * static_cast<double>(bytes));
+    for (const Present& value : full.needed) add_term(value.column, -scale * static_cast<double>(value.bytes));
+    for (const Present& value : full.spare) add_term(value.column, -scale * static_cast<double>(value.bytes));
     require(-scale * static_cast<double>(room));
-    const int64_t excess = most - room;
-    if (excess <= 0) return;
-    const auto cut = [&](int32_t column, int64_t bytes) {
-      const int64_t limit = excess + bytes;
-      if (std::ranges::all_of(needed, [&](const auto& value) { return value.second <= limit; })) return;
-      int64_t sum = 0;
-      for (const auto& [c, b] : needed) {
-        const int64_t counted = std::min(b, limit);
-        sum += counted;
-        add_term(c, -scale * static_cast<double>(counted));
-      }
-      add_term(column, -scale * static_cast<double>(bytes));
-      require(scale * static_cast<double>(excess - sum));
-    };
-    cut(-1, 0);
-    for (const auto& [column, bytes] : spare) {
-      if (program_.entries() < kMostEntries) cut(column, bytes);
+    full.excess = most - room;
+    if (full.excess <= 0) return;
+    add_cut(full, 0, {});
+    for (const Present& value : full.spare) {
+      if (program_.entries() < kMostEntries) add_cut(full, 0, {&value, 1});
     }
+    full_.push_back(std::move(full));
+  }
+
+  // Values that may be there at a moment.
+  struct Present {
+    int32_t column;
+    int64_t bytes;
+  };
+  struct Fullness {
+    std::vector<Present> needed, spare;
+    int64_t excess = 0;
+  };
+
+  // Row 4 where the first `gone` of `needed` are A, with the spare ones `besides`.
+  void add_cut(const Fullness& full, size_t gone, std::span<const Present> besides) {
+    int64_t least = full.excess, limit = full.excess;
+    for (size_t i = 0; i < gone; ++i) least -= full.needed[i].bytes;
+    limit = least;
+    for (const Present& value : besides) limit += value.bytes;
+    const std::span<const Present> rest = std::span(full.needed).subspan(gone);
+    if (gone == 0 && std::ranges::all_of(rest, [&](const Present& value) { return value.bytes <= limit; })) return;
+    const double scale = 1 / static_cast<double>(budget_);
+    int64_t sum = 0;
+    for (const Present& value : rest) {
+      const int64_t counted = std::min(value.bytes, limit);
+      sum += counted;
+      add_term(value.column, -scale * static_cast<double>(counted));
+    }
+    for (const Present& value : besides) add_term(value.column, -scale * static_cast<double>(value.bytes));
+    require(scale * static_cast<double>(least - sum));
+  }
+
+  // The cut of a moment that the solution is farthest from, A being what has gone most of all.
+  bool add_best_cut(Fullness& full) {
+    std::ranges::sort(full.needed, [&](const Present& a, const Present& b) {
+      const double x = program_.value(a.column), y = program_.value(b.column);
+      return x != y ? x < y : a.column < b.column;
+    });
+    std::vector<Present> there;
+    for (const Present& value : full.spare) {
+      if (program_.value(value.column) > kHalf) there.push_back(value);
+    }
+    size_t best_gone = 0;
+    bool best_with = false;
+    double best = kLeastMissed;
+    for (const bool with : {false, true}) {
+      if (with && there.empty()) break;
+      double least = static_cast<double>(full.excess);
+      int64_t left = full.excess;
+      int64_t more = 0;
+      if (with) {
+        for (const Present& value : there) {
+          least += program_.value(value.column) * static_cast<double>(value.bytes);
+          more += value.bytes;
+        }
+      }
+      for (size_t gone = 0; gone < full.needed.size() && gone <= kMostGone && left > 0; ++gone) {
+        double sum = 0;
+        for (size_t i = gone; i < full.needed.size(); ++i)
+          sum += (1 - program_.value(full.needed[i].column)) *
+                 static_cast<double>(std::min(full.needed[i].bytes, left + more));
+        const double missed = (least - sum) / static_cast<double>(left + more);
+        if (missed > best) {
+          best = missed;
+          best_gone = gone;
+          best_with = with;
+        }
+        left -= full.needed[gone].bytes;
+        least -= static_cast<double>(full.needed[gone].bytes);
+      }
+    }
+    if (best <= kLeastMissed) return false;
+    add_cut(full, best_gone, best_with ? std::span<const Present>(there) : std::span<const Present>());
+    return true;
   }
 
   const ValueTimeline& timeline_;
@@ -428,6 +525,7 @@ class BoundProgram {
   std::vector<int32_t> moments_;
   std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_;
   double stall_unit_ms_ = 1, constant_ = 0;
+  std::vector<Fullness> full_;
   std::vector<LinearProgram::Entry> entries_;
   LinearProgram program_;
   bool impossible_ = false;
@@ -435,26 +533,145 @@ class BoundProgram {
 
 }  // namespace
 
+namespace {
+
+// What is there at a moment is there as a whole: a bound by cases, branch and bound. `bound` and its program are as the last
+// improvement left them, which proved `least`. No more than `enough` is looked for.
+class Branching {
+ public:
+  Branching(BoundProgram& bound, double least, double enough, int64_t effort)
+      : bound_(bound), program_(bound.program()), enough_(enough), effort_(effort) {
+    add({least, 0, {}, bound.most_divided(), program_.state()});
+  }
+
+  double run() {
+    while (!open_.empty() && effort_ > 0 && bytes_ < kMostNodeBytes) {
+      std::ranges::pop_heap(open_, is_later);
+      const Node node = std::move(open_.back());
+      open_.pop_back();
+      bytes_ -= bytes_of(node);
+      if (node.column < 0) {  // nothing to divide
+        leaves_ = std::min(leaves_, node.least);
+        break;
+      }
+      for (const int8_t there : {0, 1}) visit(node, there);
+    }
+    const double least = open_.empty() ? enough_ : std::min(enough_, open_.front().least);
+    return std::min(least, leaves_);
+  }
+  int64_t effort_left() const { return effort_; }
+
+ private:
+  struct Node {
+    double least;
+    int32_t number;
+    std::vector<std::pair<int32_t, int8_t>> fixed;  // columns
+    int32_t column;                                 // by which it is divided next
+    LinearProgram::State state;
+  };
+  static bool is_later(const Node& a, const Node& b) {
+    return a.least != b.least ? a.least > b.least : a.number < b.number;
+  }
+  static size_t bytes_of(const Node& node) {
+    return sizeof(float) * (node.state.prices.size() + node.state.values.size()) + 1000;
+  }
+  void add(Node node) {
+    bytes_ += bytes_of(node);
+    open_.push_back(std::move(node));
+    std::ranges::push_heap(open_, is_later);
+  }
+
+  double improve(int steps) {
+    const double least = program_.improve(steps, enough_);
+    effort_ -= steps * static_cast<int64_t>(2 * program_.entries() + program_.columns() + program_.rows());
+    return least;
+  }
+  void visit(const Node& node, int8_t there) {
+    Node next{node.least, ++count_, node.fixed, -1, {}};
+    next.fixed.emplace_back(node.column, there);
+    for (const auto& [column, value] : next.fixed) program_.set_limits(column, value, value);
+    program_.go_on_from(node.state);
+    next.least = std::max(next.least, improve(kStepsOfNode));
+    if (next.least < enough_ && bound_.add_cuts() > 0) next.least = std::max(next.least, improve(kStepsOfNode));
+    if (next.least < enough_) next.column = bound_.most_divided();
+    if (next.least < enough_ && next.column < 0) {
+      next.least = std::max(next.least, improve(kStepsOfLeaf));
+      next.column = bound_.most_divided();
+    }
+    next.state = program_.state();
+    for (const auto& [column, value] : next.fixed) program_.set_limits(column, 0, 1);
+    if (next.least < enough_) add(std::move(next));
+  }
+
+  BoundProgram& bound_;
+  LinearProgram& program_;
+  const double enough_;
+  int64_t effort_;
+  std::vector<Node> open_;  // a heap, the least first
+  double leaves_ = kAnyTime;
+  size_t bytes_ = 0;
+  int32_t count_ = 0;
+};
+
+}  // namespace
+
 double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
                   double enough_ms) {
-  double ms = timeline.compute_ms;
+  double most = 0;
   const CopyTimes copies(tiers);
   const double enough = enough_ms * (1 - kRounding) - timeline.compute_ms;
-  int64_t left = effort;
+  int64_t left = effort, known = 0;  // known: entries of the program before
   for (const int32_t moments : kMoments) {
+    if (known > 0 && left < kFewSteps * known) break;
     BoundProgram bound(timeline, copies, budget, moments);
     if (bound.impossible()) return kAnyTime;
-    if (bound.nothing_to_ask()) return ms;
+    if (bound.nothing_to_ask()) break;
     LinearProgram& program = bound.program();
-    const int64_t entries = static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
-    if (moments > kMoments[0] && left < kFewSteps * entries) break;
-    const int steps = static_cast<int>(std::clamp<int64_t>(left / 2 / entries, kFewSteps, kManySteps));
-    left -= steps * entries;
-    const double more = program.improve(steps, enough);
-    ms = std::max(ms, timeline.compute_ms + more * (1 - kRounding));
-    if (more >= enough) break;
+    const auto entries = [&] {
+      return static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
+    };
+    if (known > 0 && left < kFewSteps * entries()) break;
+    known = entries();
+    int64_t part = left / 2;
+    left -= part;
+    double best = 0;
+    bool settled = false;
+    for (int64_t done = 0; !settled && best < enough; done += kFewSteps) {
+      if (done > 0 && (part < kFewSteps * entries() || done >= kManySteps)) break;
+      const int added = done > 0 ? bound.add_cuts() : 1;
+      const double before = best;
+      best = std::max(best, program.improve(kFewSteps, enough));
+      part -= kFewSteps * entries();
+      settled = added == 0 && best - before <= kSettled * best;
+    }
+    if (settled && best < enough) {
+      Branching branching(bound, best, std::min(enough, kAnyTime), part);
+      best = std::max(best, branching.run());
+      part = branching.effort_left();
+    }
+    left += std::max<int64_t>(part, 0);
+    most = std::max(most, best);
+    if (most >= enough) break;
   }
-  return ms;
+  return timeline.compute_ms + most * (1 - kRounding);
+}
+
+float RelaxedPresence::of(int32_t value, int32_t step) const {
+  const auto moment = std::ranges::lower_bound(moments, step);
+  const size_t j = std::min(static_cast<size_t>(moment - moments.begin()), moments.size() - 1);
+  return there[static_cast<size_t>(value) * moments.size() + j];
+}
+
+std::optional<RelaxedPresence> relax_presence(const ValueTimeline& timeline, int64_t budget, int32_t moments,
+                                              int64_t effort) {
+  const std::vector<TierInfo> tiers;
+  const CopyTimes copies(tiers);
+  BoundProgram bound(timeline, copies, budget, moments);
+  if (bound.impossible() || bound.nothing_to_ask()) return std::nullopt;
+  LinearProgram& program = bound.program();
+  const int64_t entries = static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
+  program.improve(static_cast<int>(std::clamp<int64_t>(effort / entries, kFewSteps, kManySteps)), kAnyTime);
+  return bound.presence();
 }
 
 }  // namespace plimsoll

@@ -46,6 +46,10 @@
 // as little of computing as the one that takes least: with a slow one beside a fast one, that is weak.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 #include "plan/value_timeline.h"
 
 namespace plimsoll {
@@ -54,5 +58,16 @@ namespace plimsoll {
 // More effort is never worse. `enough_ms`: a bound that need not be higher, the time of a plan.
 double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
                   double enough_ms);
+
+// What the linear program keeps where fractions of values may be kept: for rules to go by (evict.h).
+struct RelaxedPresence {
+  std::vector<int32_t> moments;  // steps, ascending
+  std::vector<float> there;      // by value, then by moment: from 0 to 1
+  // At the first moment that is not before the step.
+  float of(int32_t value, int32_t step) const;
+};
+// Near the optimum of so many moments at most, without tiers; nothing where no plan fits, or every value does.
+std::optional<RelaxedPresence> relax_presence(const ValueTimeline& timeline, int64_t budget, int32_t moments,
+                                              int64_t effort);
 
 }  // namespace plimsoll
