@@ -238,7 +238,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-constexpr double kBoundEffort = 30e6;
+constexpr double kBoundEffort = 60e6, kBoundEffortOfCosts = 1e9;
 constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
 
 // What is found by the costs, within what is known of the least memory.
@@ -286,8 +286,8 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  const double bound_ms =
-      bound_of(found, device, costs, options, static_cast<int64_t>(kBoundEffort * options.search_effort));
+  const double effort = options.as_listed ? kBoundEffortOfCosts : kBoundEffort;
+  const double bound_ms = bound_of(found, device, costs, options, static_cast<int64_t>(effort * options.search_effort));
   const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;

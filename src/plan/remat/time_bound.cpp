@@ -11,7 +11,11 @@ namespace plimsoll {
 namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
-constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12, 18, 27, 40, 60};
+constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12, 18, 27, 40};
+constexpr int32_t kCandidates = 12;
+constexpr size_t kFewMoments = 4;
+constexpr int64_t kEffortOfParts = 30'000'000;
+constexpr double kNearly = 0.97;
 constexpr int kFewSteps = 300;
 constexpr int64_t kManySteps = 4'000;  // of the linear program
 constexpr size_t kMostEntries = 3'000'000;
@@ -68,8 +72,14 @@ class CopyTimes {
 
 class BoundProgram {
  public:
-  BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments)
-      : timeline_(timeline), copies_(copies), budget_(budget), steps_(static_cast<int32_t>(timeline.steps.size())) {
+  // `moments`: steps, ascending; empty: so many at most, where most is too much in each of as many parts.
+  BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments,
+               std::vector<int32_t> moments = {})
+      : timeline_(timeline),
+        copies_(copies),
+        budget_(budget),
+        steps_(static_cast<int32_t>(timeline.steps.size())),
+        moments_(std::move(moments)) {
     find_needs();
     choose_moments(most_moments);
     if (impossible_) return;
@@ -109,9 +119,20 @@ class BoundProgram {
   int add_cuts() {
     int added = 0;
     for (Fullness& full : full_) added += program_.entries() < kMostEntries && add_best_cut(full) ? 1 : 0;
+    for (size_t j = 1; !copies_.any() && j < moments_.size(); ++j)
+      added += program_.entries() < kMostEntries && add_rerun_cut(j) ? 1 : 0;
     return added;
   }
   LinearProgram& program() { return program_; }
+  int64_t entries() const {
+    return static_cast<int64_t>(2 * program_.entries() + program_.columns() + program_.rows());
+  }
+  // The end is the last of them.
+  const std::vector<int32_t>& moments() const { return moments_; }
+  // Steps above the budget: in each of as many parts the one that needs most for itself.
+  std::vector<int32_t> hungriest(int32_t parts) const {
+    return largest_in_parts(parts, [&](int32_t s) { return own(s); });
+  }
   RelaxedPresence presence() const {
     RelaxedPresence presence{moments_, {}};
     for (const int32_t column : there_)
@@ -187,25 +208,33 @@ class BoundProgram {
         if (use < last_[v]) add(use, use + 1, -bytes);
       }
     }
-    std::vector<int32_t> above;
     int64_t here = 0, stays = 0;
     for (int32_t s = 0; s < steps_; ++s) {
       here += across[s];
       stays += lasting[s];
       const int64_t needs = own(s);
       if (needs + stays > budget_) impossible_ = true;
-      if (needs + here > budget_) above.push_back(s);
+      if (needs + here > budget_) above_.push_back(s);
       excess_.push_back(needs + here - budget_);
     }
-    // Of many, those where most is too much in each of as many parts.
-    const size_t parts = std::min(above.size(), static_cast<size_t>(most));
-    for (size_t i = 0; i < parts; ++i) {
-      const size_t begin = i * above.size() / parts, end = (i + 1) * above.size() / parts;
-      moments_.push_back(*std::max_element(above.begin() + static_cast<std::ptrdiff_t>(begin),
-                                           above.begin() + static_cast<std::ptrdiff_t>(end),
-                                           [&](int32_t a, int32_t b) { return excess_[a] < excess_[b]; }));
+    if (!moments_.empty()) {
+      moments_.push_back(steps_);
+      return;
     }
+    moments_ = largest_in_parts(most, [&](int32_t s) { return excess_[s]; });
     moments_.push_back(steps_);  // the end
+  }
+  template <class Key>
+  std::vector<int32_t> largest_in_parts(int32_t most, const Key& key) const {
+    std::vector<int32_t> found;
+    const size_t parts = std::min(above_.size(), static_cast<size_t>(most));
+    for (size_t i = 0; i < parts; ++i) {
+      const auto begin = static_cast<std::ptrdiff_t>(i * above_.size() / parts);
+      const auto end = static_cast<std::ptrdiff_t>((i + 1) * above_.size() / parts);
+      found.push_back(*std::max_element(above_.begin() + begin, above_.begin() + end,
+                                        [&](int32_t a, int32_t b) { return key(a) < key(b); }));
+    }
+    return found;
   }
 
   void add_columns() {
@@ -471,6 +500,58 @@ class BoundProgram {
     require(scale * static_cast<double>(least - sum));
   }
 
+  // What a rerun of window j needs for itself, and what lies there meanwhile: what is there at the end of the window and did not
+  // run again in it was there all the time.
+  bool add_rerun_cut(size_t j) {
+    std::vector<double> bytes_carried(timeline_.values.size(), 0);
+    double all = 0;
+    for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
+      if (timeline_.values[v].producer > moments_[j - 1]) continue;
+      const int32_t column = there(v, j), again = run_for(v, j - 1, j);
+      const double share = (column == kThere ? 1 : column >= 0 ? program_.value(column) : 0) -
+                           (again >= 0 ? program_.value(again) : 0);
+      if (share <= 0) continue;
+      bytes_carried[v] = share * static_cast<double>(bytes_of(v));
+      all += bytes_carried[v];
+    }
+    const auto budget = static_cast<double>(budget_);
+    double most = budget * (1 + kLeastMissed);
+    int32_t best = -1;
+    for (int32_t p = 0; p < steps_; ++p) {
+      const int32_t again = run(p, j - 1, j);
+      if (again < 0 || program_.value(again) < kLeastMissed) continue;
+      const TimelineStep& step = timeline_.steps[p];
+      double bytes = all + program_.value(again) * static_cast<double>(own_again(p));
+      for (const int32_t v : step.recompute_inputs) bytes -= bytes_carried[v];
+      for (const int32_t v : step.recompute_outputs) bytes -= bytes_carried[v];
+      if (bytes <= most) continue;
+      most = bytes;
+      best = p;
+    }
+    if (best < 0) return false;
+    const TimelineStep& step = timeline_.steps[best];
+    for (const int32_t v : step.recompute_inputs) bytes_carried[v] = 0;
+    for (const int32_t v : step.recompute_outputs) bytes_carried[v] = 0;
+    add_term(run(best, j - 1, j), -static_cast<double>(own_again(best)) / budget);
+    for (int32_t v = 0; v < static_cast<int32_t>(bytes_carried.size()); ++v) {
+      if (bytes_carried[v] <= 0) continue;
+      const double share = static_cast<double>(bytes_of(v)) / budget;
+      add_term(there(v, j), -share);
+      add_term(run_for(v, j - 1, j), share);
+    }
+    require(-1);
+    return true;
+  }
+  int64_t own_again(int32_t step) const {
+    const TimelineStep& what = timeline_.steps[step];
+    int64_t bytes = what.workspace;
+    for (int32_t v : what.recompute_inputs) bytes += bytes_of(v);
+    for (int32_t v : what.recompute_outputs) {
+      if (!may_take_a_place(what, v)) bytes += bytes_of(v);
+    }
+    return bytes;
+  }
+
   // The cut of a moment that the solution is farthest from, A being what has gone most of all.
   bool add_best_cut(Fullness& full) {
     std::ranges::sort(full.needed, [&](const Present& a, const Present& b) {
@@ -522,6 +603,7 @@ class BoundProgram {
   std::vector<int32_t> last_, last_run_;                    // by value, by step
   std::vector<bool> may_run_, may_return_, is_read_again_;  // may return: by its producer or by a copy
   std::vector<int64_t> excess_;
+  std::vector<int32_t> above_;  // steps at which everything kept is more than the budget
   std::vector<int32_t> moments_;
   std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_;
   double stall_unit_ms_ = 1, constant_ = 0;
@@ -583,7 +665,7 @@ class Branching {
 
   double improve(int steps) {
     const double least = program_.improve(steps, enough_);
-    effort_ -= steps * static_cast<int64_t>(2 * program_.entries() + program_.columns() + program_.rows());
+    effort_ -= steps * bound_.entries();
     return least;
   }
   void visit(const Node& node, int8_t there) {
@@ -615,45 +697,131 @@ class Branching {
 
 }  // namespace
 
-double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
-                  double enough_ms) {
-  double most = 0;
-  const CopyTimes copies(tiers);
-  const double enough = enough_ms * (1 - kRounding) - timeline.compute_ms;
-  int64_t left = effort, known = 0;  // known: entries of the program before
-  for (const int32_t moments : kMoments) {
-    if (known > 0 && left < kFewSteps * known) break;
-    BoundProgram bound(timeline, copies, budget, moments);
-    if (bound.impossible()) return kAnyTime;
-    if (bound.nothing_to_ask()) break;
-    LinearProgram& program = bound.program();
-    const auto entries = [&] {
-      return static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
-    };
-    if (known > 0 && left < kFewSteps * entries()) break;
-    known = entries();
-    int64_t part = left / 2;
-    left -= part;
+namespace {
+
+class TimeBound {
+ public:
+  TimeBound(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, double enough)
+      : timeline_(timeline), copies_(tiers), budget_(budget), enough_(enough) {}
+
+  double run(int64_t effort) {
+    const int64_t parts = std::max(std::min(effort / 2, kEffortOfParts), effort / 4);
+    by_parts(parts);
+    if (!impossible_ && best_ < enough_ && !first_moments_.empty()) by_choice(effort - parts);
+    return impossible_ ? kAnyTime : best_;
+  }
+
+ private:
+  // By more and more moments, each time with half of the effort that is left.
+  void by_parts(int64_t left) {
+    int64_t known = 0;  // entries of the program before
+    for (const int32_t moments : kMoments) {
+      if (known > 0 && left < kFewSteps * known) return;
+      BoundProgram bound(timeline_, copies_, budget_, moments);
+      impossible_ |= bound.impossible();
+      if (impossible_ || bound.nothing_to_ask()) return;
+      if (known > 0 && left < kFewSteps * bound.entries()) return;
+      known = bound.entries();
+      int64_t part = left / 2;
+      left -= part;
+      solve(bound, part);
+      left += std::max<int64_t>(part, 0);
+      if (best_ >= enough_) return;
+    }
+  }
+
+  // As far as so much effort goes, which is then less.
+  void solve(BoundProgram& bound, int64_t& effort) {
     double best = 0;
     bool settled = false;
-    for (int64_t done = 0; !settled && best < enough; done += kFewSteps) {
-      if (done > 0 && (part < kFewSteps * entries() || done >= kManySteps)) break;
+    for (int64_t done = 0; !settled && best < enough_; done += kFewSteps) {
+      if (done > 0 && (effort < kFewSteps * bound.entries() || done >= kManySteps)) break;
       const int added = done > 0 ? bound.add_cuts() : 1;
       const double before = best;
-      best = std::max(best, program.improve(kFewSteps, enough));
-      part -= kFewSteps * entries();
+      best = std::max(best, bound.program().improve(kFewSteps, enough_));
+      effort -= kFewSteps * bound.entries();
       settled = added == 0 && best - before <= kSettled * best;
+      if (done == 0 && best > most_at_first_ && bound.moments().size() <= kFewMoments) {
+        most_at_first_ = best;
+        first_moments_ = bound.moments();
+        first_moments_.pop_back();
+      }
     }
-    if (settled && best < enough) {
-      Branching branching(bound, best, std::min(enough, kAnyTime), part);
+    if (settled && best < enough_) {
+      Branching branching(bound, best, enough_, effort);
       best = std::max(best, branching.run());
-      part = branching.effort_left();
+      effort = branching.effort_left();
     }
-    left += std::max<int64_t>(part, 0);
-    most = std::max(most, best);
-    if (most >= enough) break;
+    best_ = std::max(best_, best);
   }
-  return timeline.compute_ms + most * (1 - kRounding);
+
+  // By moments chosen one by one, each the one that lets the bound rise most.
+  void by_choice(int64_t effort) {
+    std::vector<int32_t> chosen = first_moments_;
+    double reached = most_at_first_;
+    for (;;) {
+      std::vector<int32_t> next;
+      double most = reached * (1 + kSettled);
+      for (const int32_t s : candidates(chosen)) {
+        if (effort <= 0) break;
+        std::vector<int32_t> moments = chosen;
+        moments.insert(std::ranges::upper_bound(moments, s), s);
+        BoundProgram bound(timeline_, copies_, budget_, 0, moments);
+        double ms = bound.program().improve(kFewSteps, enough_);
+        effort -= kFewSteps * bound.entries();
+        if (ms > kNearly * reached && bound.add_cuts() > 0) {
+          ms = std::max(ms, bound.program().improve(kFewSteps, enough_));
+          effort -= kFewSteps * bound.entries();
+        }
+        best_ = std::max(best_, ms);
+        if (best_ >= enough_) return;
+        if (ms <= most) continue;
+        most = ms;
+        next = std::move(moments);
+      }
+      if (effort <= 0) return;
+      if (next.empty()) break;
+      chosen = std::move(next);
+      reached = most;
+    }
+    BoundProgram bound(timeline_, copies_, budget_, 0, chosen);
+    solve(bound, effort);
+  }
+  // Steps beside the chosen ones, and some from all over those that are above the budget.
+  std::vector<int32_t> candidates(const std::vector<int32_t>& chosen) const {
+    std::vector<int32_t> found;
+    const auto steps = static_cast<int32_t>(timeline_.steps.size());
+    for (const int32_t s : chosen) {
+      for (const int32_t by : {-1, 1}) {
+        if (s + by >= 0 && s + by < steps) found.push_back(s + by);
+      }
+    }
+    const BoundProgram parts(timeline_, copies_, budget_, kCandidates);
+    const std::vector<int32_t> hungriest = parts.hungriest(kCandidates);
+    found.insert(found.end(), parts.moments().begin(), parts.moments().end() - 1);
+    found.insert(found.end(), hungriest.begin(), hungriest.end());
+    std::ranges::sort(found);
+    found.erase(std::ranges::unique(found).begin(), found.end());
+    std::erase_if(found, [&](int32_t s) { return std::ranges::binary_search(chosen, s); });
+    return found;
+  }
+
+  const ValueTimeline& timeline_;
+  const CopyTimes copies_;
+  const int64_t budget_;
+  const double enough_;
+  double best_ = 0, most_at_first_ = 0;
+  std::vector<int32_t> first_moments_;  // with which the bound was highest after few steps
+  bool impossible_ = false;
+};
+
+}  // namespace
+
+double bound_time(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t budget, int64_t effort,
+                  double enough_ms) {
+  const double enough = enough_ms * (1 - kRounding) - timeline.compute_ms;
+  const double more_ms = TimeBound(timeline, tiers, budget, enough).run(effort);
+  return more_ms >= kAnyTime ? kAnyTime : timeline.compute_ms + more_ms * (1 - kRounding);
 }
 
 float RelaxedPresence::of(int32_t value, int32_t step) const {
@@ -669,8 +837,7 @@ std::optional<RelaxedPresence> relax_presence(const ValueTimeline& timeline, int
   BoundProgram bound(timeline, copies, budget, moments);
   if (bound.impossible() || bound.nothing_to_ask()) return std::nullopt;
   LinearProgram& program = bound.program();
-  const int64_t entries = static_cast<int64_t>(2 * program.entries() + program.columns() + program.rows());
-  program.improve(static_cast<int>(std::clamp<int64_t>(effort / entries, kFewSteps, kManySteps)), kAnyTime);
+  program.improve(static_cast<int>(std::clamp<int64_t>(effort / bound.entries(), kFewSteps, kManySteps)), kAnyTime);
   return bound.presence();
 }
 
