@@ -171,6 +171,7 @@ class Evictor {
   }
 
   int32_t cheapest(bool locked) {
+    const bool looks_ahead = rule_ == EvictionRule::ahead || rule_ == EvictionRule::relaxed;
     int32_t best = -1;
     double least = 0;
     looks_ += std::ssize(listed_);
@@ -185,8 +186,9 @@ class Evictor {
       ++i;
       const TimelineValue& value = timeline_.values[v];
       if (values_[v].locks > 0 && (!locked || values_[v].locked_at >= depth_)) continue;
+      if (looks_ahead && value.at_end && !locked) continue;  // at the end it would take all that led to it
       double age = clock_ - values_[v].used_at;
-      if (rule_ == EvictionRule::ahead || rule_ == EvictionRule::relaxed) {
+      if (looks_ahead) {
         const int32_t use = values_[v].next_use;
         const double at = use < static_cast<int32_t>(value.uses.size()) ? start_ms_[value.uses[use]] : start_ms_.back();
         age = at - start_ms_[now_];
