@@ -20,7 +20,8 @@ namespace plimsoll {
 namespace {
 
 constexpr double kMostRunsOfAStep = 3;          // in plans worth having
-constexpr int64_t kReorderEffort = 20'000'000;  // exchanges of neighbours
+constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
+constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
 constexpr double kSaidToBeLeast = 0.98;         // of what a sketch takes with faster kernels
 
 PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
@@ -100,8 +101,12 @@ std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Dev
   const Route given = route_of(attempt.graph, options);
   wanted.timeline = {};
   const PolicyInput input = input_for(attempt.graph, given, kernels, device, costs, options, wanted);
-  const auto effort = static_cast<int64_t>(static_cast<double>(kReorderEffort) * options.search_effort);
-  const std::optional<Route> route = reorder_for(attempt.graph, *input.timeline, budget.count, effort);
+  const auto effort = [&](int64_t usual) {
+    return static_cast<int64_t>(static_cast<double>(usual) * options.search_effort);
+  };
+  const std::optional<Route> route =
+      reorder_for(attempt.graph, *input.timeline, budget.count, effort(kReorderEffort),
+                  options.as_listed && !wanted.least_memory ? effort(kRandomReorderEffort) : 0);
   if (!route) return std::nullopt;
   wanted.timeline = input_for(attempt.graph, *route, kernels, device, costs, options, wanted).timeline;
   return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);

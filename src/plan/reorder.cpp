@@ -1,6 +1,8 @@
 #include "plan/reorder.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <queue>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "plan/bounds.h"
+#include "plan/remat/changes.h"
 
 namespace plimsoll {
 namespace {
@@ -17,6 +20,8 @@ constexpr double kLowered = 0.97;       // of the peak: what lies above that is 
 constexpr double kNearTheBudget = 0.9;  // what lies above this part of it is made less where steps run again
 constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
 constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
+constexpr int64_t kFirstRound = 1'000'000;  // exchanges
+constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the budget
 constexpr int kSweeps = 12;
 constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes
 
@@ -292,6 +297,43 @@ void lower_peak(Order& order, int64_t budget, int64_t& effort) {
   }
 }
 
+// Steps go to places at random, as simulated annealing has it, each round longer than the one before, until the budget is kept.
+void anneal(Order& order, int64_t budget, int64_t effort) {
+  Draws draws(static_cast<uint64_t>(order.count()));
+  order.aim_at(budget);
+  Order best = order;
+  int64_t round = kFirstRound;
+  while (effort > 0 && best.peak() > budget) {
+    order = best;
+    const double hot = kHotOrder * static_cast<double>(budget), cold = kColdOrder * static_cast<double>(budget);
+    double temperature = hot;
+    int64_t left = std::min(round, effort);
+    effort -= left;
+    for (int64_t tried = 0, all = left; left > 0; ++tried) {
+      if (tried % 64 == 0)
+        temperature = hot * std::pow(cold / hot, 1 - static_cast<double>(left) / static_cast<double>(all));
+      const Order::Score before = order.score();
+      const int32_t from = draws.below(order.count()), step = draws.below(2) == 0 ? 1 : -1;
+      const int32_t reach = 1 + draws.below(1 + draws.below(order.count()));
+      int32_t at = from;
+      const auto may_go = [&] {
+        return step > 0 ? at + 1 < order.count() && order.may_swap(at) : at > 0 && order.may_swap(at - 1);
+      };
+      for (int32_t i = 0; i < reach && may_go(); ++i, at += step) order.swap(step > 0 ? at : at - 1);
+      left -= 1 + 2 * std::abs(at - from);
+      const auto more = static_cast<double>(order.score() - before) / kAboveCounts;
+      if (more > -temperature * std::log(1 - draws.share())) {
+        for (; at != from; at -= step) order.swap(step > 0 ? at - 1 : at);
+      } else if (more < 0 && order.score() < best.score()) {
+        best = order;
+        if (best.peak() <= budget) break;
+      }
+    }
+    round *= 2;
+  }
+  order = std::move(best);
+}
+
 // Of the steps that may run, always the one that adds least, the one whose inputs are freshest where several do.
 std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const Constraints& constraints) {
   const int32_t count = constraints.count();
@@ -343,7 +385,8 @@ std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const Constrain
 
 }  // namespace
 
-std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort) {
+std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort,
+                                 int64_t random_effort) {
   if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
   const Constraints constraints(graph, timeline);
   std::vector<int32_t> given(timeline.steps.size());
@@ -357,6 +400,11 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
     lower_peak(*order, budget, half);
   }
   if (other.peak() < best.peak()) best = std::move(other);
+  if (best.peak() > budget && random_effort > 0) {
+    other = best;
+    anneal(other, budget, random_effort);
+    if (other.peak() < best.peak()) best = std::move(other);
+  }
   if (best.peak() > enough) return std::nullopt;
   Route route;
   for (const int32_t s : best.steps()) route.order.push_back(timeline.steps[s].op);

@@ -19,7 +19,9 @@ namespace plimsoll {
 
 // The order whose peak is the lowest that was found, or is within the budget; nothing where none is much lower than the
 // timeline's. Data and overwritten bytes are waited for. `effort`: exchanges of neighbours; the same order on every machine.
-std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort);
+// `random_effort`: more of them, at random (simulated annealing), where that does not come down to the budget.
+std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort,
+                                 int64_t random_effort = 0);
 
 // Another order of steps of which some run again, in which less lies in the arena near the budget.
 struct OrderedRuns {
