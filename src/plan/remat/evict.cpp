@@ -96,11 +96,14 @@ class Evictor {
     if (++depth_ > 5000 || looks_ > effort_) return false;
     for (int32_t v : inputs) lock(v);
     if (!bring(inputs)) return false;
-    int64_t room = step.workspace;
-    for (int32_t v : outputs) {
-      if (!values_[v].is_there && !takes_place(step, v, again)) room += timeline_.values[v].bytes;
-    }
-    while (live_ + room > budget_) {
+    const auto room = [&] {
+      int64_t bytes = step.workspace;
+      for (int32_t v : outputs) {
+        if (!values_[v].is_there && !takes_place(step, v, again)) bytes += timeline_.values[v].bytes;
+      }
+      return bytes;
+    };
+    while (live_ + room() > budget_) {
       int32_t victim = cheapest(false);
       if (victim < 0) victim = cheapest(true);
       if (victim < 0) return false;

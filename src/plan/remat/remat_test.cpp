@@ -80,8 +80,12 @@ TEST(Eviction, KeepsTheBudgetAndRunsEveryStep) {
     const ValueTimeline timeline = make_timeline(costs.input());
     const int64_t peak = RunSet(timeline, 0).peak();
     for (const int percent : {95, 80, 65, 50}) {
-      for (const EvictionRule rule : {EvictionRule::dtr, EvictionRule::dtr_eq, EvictionRule::ahead}) {
-        const auto sequence = evict_as_it_runs(timeline, peak / 100 * percent, rule, 100 * timeline.compute_ms);
+      const auto relaxed = relax_presence(timeline, peak / 100 * percent, 5, 1'000'000);
+      for (const EvictionRule rule :
+           {EvictionRule::dtr, EvictionRule::dtr_eq, EvictionRule::ahead, EvictionRule::relaxed}) {
+        if (rule == EvictionRule::relaxed && !relaxed) continue;
+        const auto sequence = evict_as_it_runs(timeline, peak / 100 * percent, rule, 100 * timeline.compute_ms,
+                                               INT64_MAX, relaxed ? &*relaxed : nullptr);
         if (!sequence) continue;
         ++found;
         const Schedule schedule = followed(timeline, *sequence);
@@ -93,10 +97,11 @@ TEST(Eviction, KeepsTheBudgetAndRunsEveryStep) {
       }
     }
   }
-  EXPECT_GT(found, 200);
+  EXPECT_GT(found, 350);
 }
 
 TEST(RunSearch, IsNeverWorseForMoreEffortNorThanARuleThatItStartsFrom) {
+  int started = 0;
   for (uint64_t seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE(seed);
     const CostInput costs(random_cost_graph(seed, 30));
@@ -115,10 +120,15 @@ TEST(RunSearch, IsNeverWorseForMoreEffortNorThanARuleThatItStartsFrom) {
       EXPECT_LE(followed(timeline, best.sequence).peak, budget);
     }
     if (const auto dtr = evict_as_it_runs(timeline, budget, EvictionRule::dtr, 4 * timeline.compute_ms)) {
+      RunSet runs(timeline, budget);
+      runs.take(*dtr);
+      if (runs.excess() > 0) continue;  // a step runs again twice in a stage
+      ++started;
       ASSERT_TRUE(best.fits);
-      EXPECT_LE(timeline.compute_ms + best.again_ms, followed(timeline, *dtr).compute_ms * (1 + 1e-9));
+      EXPECT_LE(best.again_ms, runs.again_ms() * (1 + 1e-9));
     }
   }
+  EXPECT_GT(started, 15);
 }
 
 TEST(RunSearch, ImprovesKnownRunsWithinTheLimitsOfStages) {

@@ -14,7 +14,7 @@ namespace {
 constexpr double kMostAgain = 4;               // times the step, of a start
 constexpr int64_t kLeastOfRules = 20'000'000;  // looks of each of the rules
 constexpr int64_t kEffortOfRelaxation = 50'000'000;
-constexpr int32_t kMomentsOfRelaxation = 12;
+constexpr size_t kStepsFromNothing = 800;
 constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
 
 class RunSearch {
@@ -43,12 +43,12 @@ class RunSearch {
     note_if_better();
   }
 
-  // Cools down once, from the best so far or from no reruns at all.
-  void cool(bool from_best, uint64_t seed, int64_t effort) {
+  // Cools down once, from the best so far or from no reruns at all. `warmth`: of what usually runs again.
+  void cool(bool from_best, double warmth, uint64_t seed, int64_t effort) {
     changes_.draw_from(seed);
     from_best ? restore_best() : changes_.restore({});
     price_ = first_price_;
-    const double hot = usual_ms_ * (from_best ? 0.1 : 0.3), cold = usual_ms_ * 0.001;
+    const double hot = usual_ms_ * warmth, cold = usual_ms_ * 0.001;
     const int64_t first = work();
     for (int64_t tried = 1;; ++tried) {
       const double share = static_cast<double>(work() - first) / static_cast<double>(effort);
@@ -139,13 +139,18 @@ class RunSearch {
 };
 
 // Two at once: one begins from the best so far, the other from no reruns at all, or, of runs that are known, from the best
-// as well. Each round is twice as long as the one before: with more effort there are more rounds.
+// as well. Where there are many steps, no search comes from nothing to what a rule has found: both begin from that. Each round is twice as long as the one before: with more effort there are more rounds.
 FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 2>& searches, int64_t effort,
                            bool known) {
   const auto work = [&] { return searches[0].work() + searches[1].work(); };
   int64_t round = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
   for (uint64_t i = 0; work() + 2 * round <= effort || (known && i == 0); ++i, round *= 2) {
-    for_each_in_parallel(2, [&](size_t k) { searches[k].cool(k == 1 || (known && i % 2 == 1), 2 * i + k, round); });
+    const bool far = timeline.steps.size() > kStepsFromNothing && searches[0].fits();
+    for_each_in_parallel(2, [&](size_t k) {
+      const bool from_best = far || k == 1 || (known && i % 2 == 1);
+      const double warmth = far ? (k == 0 ? 0.03 : 0.01) : from_best ? 0.1 : 0.3;
+      searches[k].cool(from_best, warmth, 2 * i + k, round);
+    });
     searches[0].learn_from(searches[1]);
     searches[1].learn_from(searches[0]);
   }
@@ -165,13 +170,13 @@ FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effor
       searches[0].consider(*sequence);
   }
   if (effort >= kEffortOfRelaxation) {
-    if (const auto relaxed = relax_presence(timeline, budget, kMomentsOfRelaxation, 0)) {
-      for (const int percent : {100, 96, 92}) {
-        if (const auto sequence =
-                evict_as_it_runs(timeline, budget / 100 * percent, EvictionRule::relaxed,
-                                 kMostAgain * timeline.compute_ms, std::max(effort / 4, kLeastOfRules), &*relaxed))
-          searches[0].consider(*sequence);
-      }
+    for (const int32_t moments : {2, 3, 4, 5, 6}) {
+      const auto relaxed = relax_presence(timeline, budget, moments, 0);
+      if (!relaxed) break;
+      if (const auto sequence =
+              evict_as_it_runs(timeline, budget, EvictionRule::relaxed, kMostAgain * timeline.compute_ms,
+                               std::max(effort / 4, kLeastOfRules), &*relaxed))
+        searches[0].consider(*sequence);
     }
   }
   for (const Sequence& sequence : starts) searches[0].consider(sequence);
