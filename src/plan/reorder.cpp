@@ -17,7 +17,6 @@ namespace plimsoll {
 namespace {
 
 constexpr double kLowered = 0.97;       // of the peak: what lies above that is made less
-constexpr double kNearTheBudget = 0.9;  // what lies above this part of it is made less where steps run again
 constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
 constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
 constexpr int64_t kFirstRound = 1'000'000;  // exchanges
@@ -43,10 +42,11 @@ class Constraints {
         }
       }
     }
-    finish();
-  }
-  explicit Constraints(std::vector<std::vector<int32_t>> before) : before_(std::move(before)), after_(before_.size()) {
-    finish();
+    for (int32_t s = 0; s < count(); ++s) {
+      std::ranges::sort(before_[s]);
+      before_[s].erase(std::ranges::unique(before_[s]).begin(), before_[s].end());
+      for (const int32_t b : before_[s]) after_[b].push_back(s);
+    }
   }
   int32_t count() const { return static_cast<int32_t>(before_.size()); }
   const std::vector<int32_t>& before(int32_t step) const { return before_[step]; }
@@ -54,95 +54,7 @@ class Constraints {
   bool waits(int32_t step, int32_t for_step) const { return std::ranges::binary_search(before_[step], for_step); }
 
  private:
-  void finish() {
-    for (int32_t s = 0; s < count(); ++s) {
-      std::ranges::sort(before_[s]);
-      before_[s].erase(std::ranges::unique(before_[s]).begin(), before_[s].end());
-      for (const int32_t b : before_[s]) after_[b].push_back(s);
-    }
-  }
-
   std::vector<std::vector<int32_t>> before_, after_;
-};
-
-// Steps of which some run again, as if each run were a step of its own that writes values of its own.
-class ExpandedRuns {
- public:
-  ExpandedRuns(const Graph& graph, const ValueTimeline& timeline, const Sequence& sequence)
-      : from_(timeline),
-        latest_run_(timeline.steps.size(), -1),
-        latest_(timeline.values.size(), -1),
-        before_(sequence.size()),
-        inputs_(sequence.size()),
-        outputs_(sequence.size()),
-        in_place_(sequence.size()) {
-    for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
-      if (timeline.values[v].producer < 0) add_value(v, -1);
-    }
-    for (const int32_t s : sequence) add_run(graph, s);
-    for (size_t v = 0; v < latest_.size(); ++v) {
-      if (latest_[v] >= 0 && timeline.values[v].at_end) timeline_.values[latest_[v]].at_end = true;
-    }
-    for (size_t v = 0; v < timeline_.values.size(); ++v) timeline_.values[v].uses = uses_[v];
-    for (size_t k = 0; k < timeline_.steps.size(); ++k) {
-      TimelineStep& step = timeline_.steps[k];
-      step.inputs = inputs_[k];
-      step.outputs = outputs_[k];
-      step.in_place = in_place_[k];
-      for (const TimelineInPlace& pair : step.in_place) {
-        if (!pair.required) continue;
-        for (const int32_t user : uses_[pair.input]) {
-          if (user != static_cast<int32_t>(k)) before_[k].push_back(user);
-        }
-      }
-    }
-  }
-  ExpandedRuns(const ExpandedRuns&) = delete;
-  ExpandedRuns& operator=(const ExpandedRuns&) = delete;
-
-  const ValueTimeline& timeline() const { return timeline_; }
-  Constraints constraints() const { return Constraints(before_); }
-
- private:
-  int32_t add_value(int32_t v, int32_t producer) {
-    TimelineValue value = from_.values[v];
-    value.producer = producer;
-    value.at_end = false;
-    timeline_.values.push_back(value);
-    uses_.emplace_back();
-    return latest_[v] = static_cast<int32_t>(timeline_.values.size()) - 1;
-  }
-  void add_run(const Graph& graph, int32_t s) {
-    const auto k = static_cast<int32_t>(timeline_.steps.size());
-    const TimelineStep& step = from_.steps[s];
-    const bool again = latest_run_[s] >= 0;
-    timeline_.steps.push_back(step);
-    if (again) before_[k].push_back(latest_run_[s]);
-    for (const TensorId t : graph.op(step.op).inputs) {
-      const OpId producer = graph.tensor(t).producer;
-      if (producer.valid()) before_[k].push_back(latest_run_[from_.step_of[producer]]);
-    }
-    for (const int32_t v : again ? step.recompute_inputs : step.inputs) {
-      inputs_[k].push_back(latest_[v]);
-      uses_[latest_[v]].push_back(k);
-    }
-    std::vector<int32_t> read;
-    for (const TimelineInPlace& pair : step.in_place) read.push_back(latest_[pair.input]);
-    for (const int32_t v : again ? step.recompute_outputs : step.outputs) outputs_[k].push_back(add_value(v, k));
-    for (size_t i = 0; i < step.in_place.size(); ++i) {
-      const TimelineInPlace& pair = step.in_place[i];
-      const TimelineInPlace now{read[i], latest_[pair.output], pair.required};
-      if (std::ranges::count(inputs_[k], now.input) > 0 && std::ranges::count(outputs_[k], now.output) > 0)
-        in_place_[k].push_back(now);
-    }
-    latest_run_[s] = k;
-  }
-
-  const ValueTimeline& from_;
-  ValueTimeline timeline_;
-  std::vector<int32_t> latest_run_, latest_;  // by step, by value: of those so far
-  std::vector<std::vector<int32_t>> before_, inputs_, outputs_, uses_;
-  std::vector<std::vector<TimelineInPlace>> in_place_;
 };
 
 // An order, and the bytes that lie in the arena during each of its steps. Two neighbours that change places change those of
@@ -409,31 +321,6 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
   Route route;
   for (const int32_t s : best.steps()) route.order.push_back(timeline.steps[s].op);
   return route;
-}
-
-std::optional<OrderedRuns> reorder_runs(const Graph& graph, const ValueTimeline& timeline, const Sequence& sequence,
-                                        int64_t budget, int64_t effort) {
-  if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;
-  const ExpandedRuns expanded(graph, timeline, sequence);
-  const Constraints constraints = expanded.constraints();
-  std::vector<int32_t> given(sequence.size());
-  std::iota(given.begin(), given.end(), 0);
-  Order order(expanded.timeline(), constraints, given);
-  const int64_t peak = order.peak();
-  order.aim_at(share_of(budget, kNearTheBudget));
-  const Order::Score begun = order.score();
-  improve(order, effort);
-  if (order.score() >= begun || order.peak() > peak) return std::nullopt;
-  OrderedRuns found;
-  std::vector<bool> ran(timeline.steps.size(), false);
-  for (const int32_t k : order.steps()) {
-    const int32_t s = sequence[k];
-    const OpId op = timeline.steps[s].op;
-    found.runs.push_back(op);
-    if (!ran[s]) found.route.order.push_back(op);
-    ran[s] = true;
-  }
-  return found;
 }
 
 int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers) {

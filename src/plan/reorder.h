@@ -9,9 +9,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
-#include "plan/remat/run_set.h"
 #include "plan/route.h"
 #include "plan/value_timeline.h"
 
@@ -22,15 +20,6 @@ namespace plimsoll {
 // `random_effort`: more of them, at random (simulated annealing), where that does not come down to the budget.
 std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort,
                                  int64_t random_effort = 0);
-
-// Another order of steps of which some run again, in which less lies in the arena near the budget.
-struct OrderedRuns {
-  Route route;             // of first runs
-  std::vector<OpId> runs;  // of all
-};
-// Nothing where none is better. `effort` as above.
-std::optional<OrderedRuns> reorder_runs(const Graph& graph, const ValueTimeline& timeline, const Sequence& sequence,
-                                        int64_t budget, int64_t effort);
 
 // Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
 // what cannot be computed again and in any order is made before the step and read behind it.

@@ -24,7 +24,9 @@ constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
 constexpr int64_t kPlacedEffort = 16;  // times that of runs, within these
-constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000;
+constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000,
+                  kSomePlacedEffort = 1'000'000'000;
+constexpr double kNearEnough = 0.03;  // of the step, above what it takes where nothing lies between offsets
 constexpr int64_t kPercentWithRoom = 97;
 constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
 constexpr int64_t kFull = 32;                // what is below the budget by more than this part may become fuller
@@ -63,9 +65,23 @@ class RunPlanner {
     const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort, starts);
     const bool with_places = many_ && has_plain_places(timeline_) && !has_room_for(found);
     const bool both = timeline_.steps.size() <= kStepsTriedWithLess;
-    if (with_places && !both) plan_with_places(found.sequence);
-    if (!best_) plan_within_less(found);
-    if (with_places && both) plan_with_places(found.sequence);
+    if (with_places && !both) {
+      const Sequence below = plan_below_a_limit(found);
+      const double near_ms = (1 + kNearEnough) * timeline_.compute_ms + found.again_ms;
+      if (!best_) {
+        plan_with_places({found.sequence, below}, kMostPlacedEffort);
+      } else if (quick_.faster_than_ms > near_ms) {
+        plan_with_places({below}, kSomePlacedEffort);
+      }
+    }
+    if (!best_) {
+      limits_.assign(limits_.size(), input_.budget.count);
+      plan_within_less(found, found.again_ms);
+    }
+    if (with_places && both) {
+      const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
+      plan_with_places({found.sequence, find_runs(timeline_, less, input_.run_effort / 2).sequence}, kMostPlacedEffort);
+    }
     if (best_) return *std::move(best_);
     return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
   }
@@ -77,12 +93,12 @@ class RunPlanner {
     return sequence;
   }
 
-  void plan_within_less(FoundRuns found) {
+  // From these runs; `least_again_ms`: what runs again where nothing lies between offsets.
+  void plan_within_less(FoundRuns found, double least_again_ms) {
     const int rounds = !many_                                      ? kRunSearches
                        : timeline_.steps.size() > kStepsPlacedWell ? kSomeRunSearches
                                                                    : kManyRunSearches;
-    const double near_ms =
-        timeline_.compute_ms * (1 + kNearTheFirst) + found.again_ms;  // where nothing lies between offsets
+    const double near_ms = timeline_.compute_ms * (1 + kNearTheFirst) + least_again_ms;
     for (int i = 0, in_vain = 0; in_vain < kMostInVain; ++i) {
       scheduler_.follow(decisions_, found.sequence, schedule_);
       if (found.peak > input_.budget.count) {
@@ -125,19 +141,33 @@ class RunPlanner {
 
   // Whether the offsets of these runs need no more than the budget.
   bool has_room_for(const FoundRuns& found) {
-    scheduler_.follow(decisions_, found.sequence, schedule_);
     if (found.peak > input_.budget.count) return false;
-    return make_plan(quick_, timeline_, decisions_, schedule_, "auto").arena <= input_.budget;
+    return place(found).arena <= input_.budget;
+  }
+  Plan place(const FoundRuns& found) {
+    scheduler_.follow(decisions_, found.sequence, schedule_);
+    return make_plan(quick_, timeline_, decisions_, schedule_, "auto");
   }
 
-  // By offsets that are looked for together with the runs: from those that were found, and from some with room to spare.
-  void plan_with_places(const Sequence& found) {
+  // All stages are held to as much less as offsets take, at first.
+  // The runs that it began with.
+  Sequence plan_below_a_limit(const FoundRuns& found) {
+    const double less = static_cast<double>(input_.budget.count) / static_cast<double>(place(found).arena.count);
+    const auto limit = static_cast<int64_t>(less * static_cast<double>(input_.budget.count));
+    const FoundRuns below = find_runs(timeline_, limit, input_.run_effort / 2, {&found.sequence, 1});
+    if (!below.fits) return below.sequence;
+    failed_ = limits_;
+    limits_.assign(limits_.size(), limit);
+    plan_within_less(below, found.again_ms);
+    return below.sequence;
+  }
+
+  // By offsets that are looked for together with the runs.
+  void plan_with_places(const std::vector<Sequence>& starts, int64_t most_effort) {
     Bytes states;
     for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
-    const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
-    const std::vector<Sequence> starts{found, find_runs(timeline_, less, input_.run_effort / 2).sequence};
     const PlacedRuns placed = place_runs(timeline_, (input_.budget - states).count, starts,
-                                         std::min({kPlacedEffort * input_.run_effort, kMostPlacedEffort,
+                                         std::min({kPlacedEffort * input_.run_effort, most_effort,
                                                    kPlacedEffortOfStep * std::ssize(timeline_.steps)}));
     if (!placed.fits) return;
     scheduler_.follow(decisions_, placed.sequence, schedule_);
@@ -174,8 +204,7 @@ class RunPlanner {
     for (size_t t = 0; t < limits_.size(); ++t) {
       if (over[t] == 0) continue;
       const int64_t less = std::max(over[t] / kTighter, input_.budget.count / kLeastTighter);
-      const int64_t most =
-          std::max(runs.most(static_cast<int32_t>(t)), input_.budget.count - input_.budget.count / kFull);
+      const int64_t most = std::max(runs.most(static_cast<int32_t>(t)), limits_[t] - input_.budget.count / kFull);
       limits_[t] = std::min(limits_[t], most) - less;
     }
   }

@@ -145,7 +145,7 @@ FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 
   const auto work = [&] { return searches[0].work() + searches[1].work(); };
   int64_t round = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
   for (uint64_t i = 0; work() + 2 * round <= effort || (known && i == 0); ++i, round *= 2) {
-    const bool far = timeline.steps.size() > kStepsFromNothing && searches[0].fits();
+    const bool far = timeline.steps.size() > kStepsFromNothing && (known || searches[0].fits());
     for_each_in_parallel(2, [&](size_t k) {
       const bool from_best = far || k == 1 || (known && i % 2 == 1);
       const double warmth = far ? (k == 0 ? 0.03 : 0.01) : from_best ? 0.1 : 0.3;

@@ -12,21 +12,21 @@ namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
 constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12, 18, 27, 40};
-constexpr int32_t kCandidates = 12;
-constexpr size_t kFewMoments = 4;
+constexpr int32_t kCandidates = 12;     // parts of the step, for moments that are chosen
+constexpr size_t kFewMoments = 4;       // with the end: how the choice begins
+constexpr double kNearly = 0.97;        // of the bound so far, below which cuts would not help
 constexpr int64_t kEffortOfParts = 30'000'000;
-constexpr double kNearly = 0.97;
 constexpr int kFewSteps = 300;
 constexpr int64_t kManySteps = 4'000;  // of the linear program
 constexpr size_t kMostEntries = 3'000'000;
 constexpr int64_t kSmall = 100'000;  // part of the budget
 constexpr double kRounding = 1e-9;
 constexpr double kHalf = 0.5, kLeastMissed = 0.01;  // of a cut
-constexpr double kDivided = 0.02;
+constexpr size_t kMostGone = 40;
 constexpr double kSettled = 0.002;  // the bound rises by no more than this part of it
+constexpr double kDivided = 0.02;   // from 0 and 1
 constexpr int kStepsOfNode = 120, kStepsOfLeaf = 600;
 constexpr size_t kMostNodeBytes = size_t{1} << 28;
-constexpr size_t kMostGone = 40;
 
 // What copies take at least, to and from whichever tier.
 class CopyTimes {
@@ -483,9 +483,9 @@ class BoundProgram {
 
   // Row 4 where the first `gone` of `needed` are A, with the spare ones `besides`.
   void add_cut(const Fullness& full, size_t gone, std::span<const Present> besides) {
-    int64_t least = full.excess, limit = full.excess;
+    int64_t least = full.excess;
     for (size_t i = 0; i < gone; ++i) least -= full.needed[i].bytes;
-    limit = least;
+    int64_t limit = least;
     for (const Present& value : besides) limit += value.bytes;
     const std::span<const Present> rest = std::span(full.needed).subspan(gone);
     if (gone == 0 && std::ranges::all_of(rest, [&](const Present& value) { return value.bytes <= limit; })) return;
@@ -568,13 +568,10 @@ class BoundProgram {
     for (const bool with : {false, true}) {
       if (with && there.empty()) break;
       double least = static_cast<double>(full.excess);
-      int64_t left = full.excess;
-      int64_t more = 0;
-      if (with) {
-        for (const Present& value : there) {
-          least += program_.value(value.column) * static_cast<double>(value.bytes);
-          more += value.bytes;
-        }
+      int64_t left = full.excess, more = 0;
+      for (const Present& value : with ? std::span<const Present>(there) : std::span<const Present>()) {
+        least += program_.value(value.column) * static_cast<double>(value.bytes);
+        more += value.bytes;
       }
       for (size_t gone = 0; gone < full.needed.size() && gone <= kMostGone && left > 0; ++gone) {
         double sum = 0;

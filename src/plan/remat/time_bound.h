@@ -21,10 +21,18 @@
 //
 //   4  sum over v in N of min(bytes(v), e + bytes(C)) (1 - x(v, s)) >= e + sum over d in C of bytes(d) x(d, s)
 //
-// If what goes of N has a value as large as the right side at its most, the left is that large; else nothing was cut.
+// If what goes of N has a value as large as the right side at its most, the left is that large; else nothing was cut. The same
+// holds with any values A of N left out of the left and counted as gone, e less by their bytes (Carr et al., 2000). Such rows, and
+//
+//   10  own(p) r(p, s) + sum over v of bytes(v) (x(v, s) - r(producer of v, s)) <= budget     v not read or written by p
+//
+// are added where the solution does not keep them: what is there at step s and did not run again since step s - 1 was there
+// all the time, beside what the rerun of p needs. What the program leaves between 0 and 1 is then decided by cases (branch and
+// bound), as far as the effort goes.
 //
 // Where there are many steps only some of them are looked at, those above the budget, evenly: the stage of a rerun is then
 // all that lies between two of these, and what is used between them is there at its beginning, or is computed again in it.
+// After some sets of moments of more and more parts, moments are chosen one by one: the one that lets the bound rise most.
 //
 // With tiers a value that was away may come back by a copy as well. A value that is away at a moment is not under way either:
 // its copy out is complete, its copy in has not begun. So each copy in is whole between two moments, and
