@@ -20,7 +20,7 @@ constexpr double kLowered = 0.97;       // of the peak: what lies above that is 
 constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
 constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
 constexpr int64_t kFirstRound = 1'000'000;  // exchanges
-constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the budget
+constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the peak
 constexpr int kSweeps = 12;
 constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes
 
@@ -212,12 +212,11 @@ void lower_peak(Order& order, int64_t budget, int64_t& effort) {
 // Steps go to places at random, as simulated annealing has it, each round longer than the one before, until the budget is kept.
 void anneal(Order& order, int64_t budget, int64_t effort) {
   Draws draws(static_cast<uint64_t>(order.count()));
-  order.aim_at(budget);
   Order best = order;
-  int64_t round = kFirstRound;
-  while (effort > 0 && best.peak() > budget) {
+  for (int64_t round = kFirstRound, peak = best.peak(); effort > 0 && peak > budget; round *= 2) {
+    best.aim_at(std::max(budget, share_of(peak, kLowered)));
     order = best;
-    const double hot = kHotOrder * static_cast<double>(budget), cold = kColdOrder * static_cast<double>(budget);
+    const double hot = kHotOrder * static_cast<double>(peak), cold = kColdOrder * static_cast<double>(peak);
     double temperature = hot;
     int64_t left = std::min(round, effort);
     effort -= left;
@@ -236,12 +235,12 @@ void anneal(Order& order, int64_t budget, int64_t effort) {
       const auto more = static_cast<double>(order.score() - before) / kAboveCounts;
       if (more > -temperature * std::log(1 - draws.share())) {
         for (; at != from; at -= step) order.swap(step > 0 ? at - 1 : at);
-      } else if (more < 0 && order.score() < best.score()) {
+      } else if (more < 0 && order.score() < best.score() && order.peak() <= peak) {
         best = order;
-        if (best.peak() <= budget) break;
+        peak = best.peak();
+        if (peak <= budget) break;
       }
     }
-    round *= 2;
   }
   order = std::move(best);
 }

@@ -79,7 +79,7 @@ TEST(Reorder, OneAtATimeWhatWasListedSideBySide) {
 
 TEST(Reorder, OfSmallGraphsIsNearTheBestOfAllOrders) {
   double ours = 0, best = 0, given = 0;
-  int found = 0, optimal = 0;
+  int found = 0, optimal = 0, by_draws = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
     const CostInput c(random_cost_graph(seed, static_cast<int>(6 + seed % 7)));
     const ValueTimeline timeline = make_timeline(c.input());
@@ -89,6 +89,11 @@ TEST(Reorder, OfSmallGraphsIsNearTheBestOfAllOrders) {
     EXPECT_LE(mine, listed) << "seed " << seed;
     EXPECT_GE(mine, least) << "seed " << seed;
     EXPECT_GE(least, least_live_in_any_order(c.graph.graph, timeline, false)) << "seed " << seed;
+    const auto at_random = reorder_for(c.graph.graph, timeline, 0, kEffort, kEffort / 100);
+    const int64_t lower = at_random ? peak_of(c.graph.graph, *at_random) : listed;
+    EXPECT_LE(lower, mine) << "seed " << seed;
+    EXPECT_GE(lower, least) << "seed " << seed;
+    by_draws += lower == least;
     found += route.has_value();
     optimal += mine == least;
     ours += static_cast<double>(mine);
@@ -99,6 +104,7 @@ TEST(Reorder, OfSmallGraphsIsNearTheBestOfAllOrders) {
   RecordProperty("found", found);
   EXPECT_GT(found, 40);
   EXPECT_GT(optimal, 135);
+  EXPECT_GT(by_draws, 145);
   EXPECT_LT(ours, 1.01 * best) << "as they were listed: " << given / best << " times the best";
 }
 
