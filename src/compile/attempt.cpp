@@ -19,10 +19,10 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kMostRunsOfAStep = 3;          // in plans worth having
+constexpr double kMostRunsOfAStep = 3;                // in plans worth having
 constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
 constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
-constexpr double kSaidToBeLeast = 0.98;         // of what a sketch takes with faster kernels
+constexpr double kSaidToBeLeast = 0.98;               // of what a sketch takes with faster kernels
 
 PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
                       const Device& device, const CostTable& costs, const CompileOptions& options,

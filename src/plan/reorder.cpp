@@ -16,10 +16,10 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kLowered = 0.97;       // of the peak: what lies above that is made less
-constexpr double kWorthIt = 0.99;       // of the given order's peak, which another must not be above
-constexpr int64_t kAboveCounts = 1024;  // times what lies there at all
-constexpr int64_t kFirstRound = 1'000'000;  // exchanges
+constexpr double kLowered = 0.97;                        // of the peak: what lies above that is made less
+constexpr double kWorthIt = 0.99;                        // of the given order's peak, which another must not be above
+constexpr int64_t kAboveCounts = 1024;                   // times what lies there at all
+constexpr int64_t kFirstRound = 1'000'000;               // exchanges
 constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the peak
 constexpr int kSweeps = 12;
 constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes

@@ -24,8 +24,7 @@ constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
 constexpr int64_t kPlacedEffort = 16;  // times that of runs, within these
-constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000,
-                  kSomePlacedEffort = 1'000'000'000;
+constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000, kSomePlacedEffort = 1'000'000'000;
 constexpr double kNearEnough = 0.03;  // of the step, above what it takes where nothing lies between offsets
 constexpr int64_t kPercentWithRoom = 97;
 constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
@@ -166,9 +165,9 @@ class RunPlanner {
   void plan_with_places(const std::vector<Sequence>& starts, int64_t most_effort) {
     Bytes states;
     for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
-    const PlacedRuns placed = place_runs(timeline_, (input_.budget - states).count, starts,
-                                         std::min({kPlacedEffort * input_.run_effort, most_effort,
-                                                   kPlacedEffortOfStep * std::ssize(timeline_.steps)}));
+    const PlacedRuns placed = place_runs(
+        timeline_, (input_.budget - states).count, starts,
+        std::min({kPlacedEffort * input_.run_effort, most_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)}));
     if (!placed.fits) return;
     scheduler_.follow(decisions_, placed.sequence, schedule_);
     if (time_of(timeline_, {}, schedule_).total_ms >= quick_.faster_than_ms) return;

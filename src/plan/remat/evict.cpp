@@ -286,7 +286,7 @@ class Evictor {
   std::vector<double> class_ms_;  // by root
   std::vector<std::vector<int32_t>> readers_;
   std::vector<std::pair<int32_t, int>> locked_;  // values, and at what depth they were locked before
-  std::vector<int32_t> stack_, listed_;  // listed_: what may be let go, and some that went
+  std::vector<int32_t> stack_, listed_;          // listed_: what may be let go, and some that went
   Sequence sequence_;
   uint32_t mark_ = 0;
   int32_t now_ = 0;

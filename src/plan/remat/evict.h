@@ -17,9 +17,9 @@
 namespace plimsoll {
 
 enum class EvictionRule : uint8_t {
-  dtr,     // h_DTR
-  dtr_eq,  // h_eq
-  ahead,   // h_DTR with the ms until it is used next in place of those since: for who knows the future
+  dtr,      // h_DTR
+  dtr_eq,   // h_eq
+  ahead,    // h_DTR with the ms until it is used next in place of those since: for who knows the future
   relaxed,  // the same, times what a linear program would keep of it at the next moment
 };
 

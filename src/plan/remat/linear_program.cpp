@@ -79,18 +79,14 @@ double LinearProgram::bound_of(const std::vector<double>& y) {
   return bound;
 }
 
-double LinearProgram::value(int32_t column) const {
-  return summed_ > 0 ? sum_z_[column] / summed_ : z_[column];
-}
+double LinearProgram::value(int32_t column) const { return summed_ > 0 ? sum_z_[column] / summed_ : z_[column]; }
 
 void LinearProgram::set_limits(int32_t column, double low, double high) {
   low_[column] = low;
   high_[column] = high;
 }
 
-LinearProgram::State LinearProgram::state() const {
-  return {{y_.begin(), y_.end()}, {z_.begin(), z_.end()}};
-}
+LinearProgram::State LinearProgram::state() const { return {{y_.begin(), y_.end()}, {z_.begin(), z_.end()}}; }
 void LinearProgram::go_on_from(const State& state) {
   y_.assign(state.prices.begin(), state.prices.end());
   y_.resize(least_.size(), 0);

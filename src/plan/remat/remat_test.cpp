@@ -7,6 +7,7 @@
 #include "plan/assemble.h"
 #include "plan/bounds.h"
 #include "plan/policies/policies.h"
+#include "plan/policies/runs.h"
 #include "plan/remat/evict.h"
 #include "plan/remat/placed_search.h"
 #include "plan/remat/search.h"
@@ -161,6 +162,42 @@ TEST(RunSearch, ImprovesKnownRunsWithinTheLimitsOfStages) {
     EXPECT_LE(faster.again_ms, start.again_ms * (1 + 1e-9));
   }
   EXPECT_GT(fitted, 5);
+}
+
+TEST(RunSearch, IsNeverWorseThanKnownRunsThatItStartsFrom) {
+  int fitted = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    const CostInput costs(random_cost_graph(seed, 30));
+    const ValueTimeline timeline = make_timeline(costs.input());
+    const int64_t budget = RunSet(timeline, 0).peak() * 7 / 10;
+    const FoundRuns known = find_runs(timeline, budget, 3'000'000);
+    if (!known.fits) continue;
+    ++fitted;
+    const FoundRuns found = find_runs(timeline, budget, 0, {&known.sequence, 1});
+    ASSERT_TRUE(found.fits);
+    EXPECT_LE(found.again_ms, known.again_ms * (1 + 1e-9));
+  }
+  EXPECT_GT(fitted, 10);
+}
+
+TEST(RunSearch, OfManyStepsLeadsToPlansWhoseOffsetsKeepTheBudget) {
+  int found = 0;
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const CostInput costs(random_cost_graph(seed, 160));
+    const int64_t peak = RunSet(make_timeline(costs.input()), 0).peak();
+    PolicyInput input = costs.input({peak * (75 + 3 * static_cast<int64_t>(seed)) / 100});
+    input.run_effort = 10'000'000;
+    const PlanOrInfeasible answer = plan_by_runs(input);
+    const Plan* plan = std::get_if<Plan>(&answer);
+    if (plan == nullptr) continue;
+    ++found;
+    EXPECT_LE(plan->arena, input.budget);
+    const auto wrong = verify(costs.graph.graph, *plan);
+    EXPECT_TRUE(wrong.empty()) << wrong[0].message;
+  }
+  EXPECT_GT(found, 3);
 }
 
 // No two items that meet share bytes, and there is one for each time that a value is in memory.

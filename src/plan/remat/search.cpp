@@ -159,8 +159,7 @@ FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 
 
 }  // namespace
 
-FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort,
-                    std::span<const Sequence> starts) {
+FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort, std::span<const Sequence> starts) {
   const std::vector<int64_t> limits(timeline.steps.size() + 1, budget);
   std::array<RunSearch, 2> searches{RunSearch(timeline, limits), RunSearch(timeline, limits)};
   if (searches[0].is_done()) return searches[0].result();

@@ -12,9 +12,9 @@ namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
 constexpr int32_t kMoments[] = {1, 2, 3, 5, 8, 12, 18, 27, 40};
-constexpr int32_t kCandidates = 12;     // parts of the step, for moments that are chosen
-constexpr size_t kFewMoments = 4;       // with the end: how the choice begins
-constexpr double kNearly = 0.97;        // of the bound so far, below which cuts would not help
+constexpr int32_t kCandidates = 12;  // parts of the step, for moments that are chosen
+constexpr size_t kFewMoments = 4;    // with the end: how the choice begins
+constexpr double kNearly = 0.97;     // of the bound so far, below which cuts would not help
 constexpr int64_t kEffortOfParts = 30'000'000;
 constexpr int kFewSteps = 300;
 constexpr int64_t kManySteps = 4'000;  // of the linear program
@@ -508,7 +508,9 @@ class BoundProgram {
     for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
       if (timeline_.values[v].producer > moments_[j - 1]) continue;
       const int32_t column = there(v, j), again = run_for(v, j - 1, j);
-      const double share = (column == kThere ? 1 : column >= 0 ? program_.value(column) : 0) -
+      const double share = (column == kThere ? 1
+                            : column >= 0    ? program_.value(column)
+                                             : 0) -
                            (again >= 0 ? program_.value(again) : 0);
       if (share <= 0) continue;
       bytes_carried[v] = share * static_cast<double>(bytes_of(v));
