@@ -98,6 +98,10 @@ std::vector<DataListing> list_data();
 // The order of a split's samples in an epoch: a permutation of 0..count-1.
 std::vector<int32_t> epoch_order(int64_t count, uint64_t seed, int64_t epoch);
 
+// Of the order in which a loader has the training samples of an epoch. None of more than 4 million windows of a text: where
+// one stands in the order is computed then, and it is another order than epoch_order's.
+Bytes order_memory(const DataInfo& info);
+
 struct LoaderOptions {
   Split split = Split::train;
   int64_t batch = 32;

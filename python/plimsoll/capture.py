@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
 from .held import released
-from .hf_attention import short_masks
+from .hf_attention import plain_functions, short_masks
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
 from .sync_batch_norm import synchronised_by_core
@@ -166,7 +166,7 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model), synchronised_by_core(), short_masks():
+    with released(model), synchronised_by_core(), short_masks(), plain_functions():
         return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
 
 

@@ -6,7 +6,7 @@ under the name "sdpa" meanwhile. Our mask function gives the same tensor, and be
 function reads that and calls ``plimsoll::attention``; then nobody reads the tensor, and it is not in the network. Where a model
 does something of its own with a mask, the attribute is gone, and the tensor counts.
 
-A model whose attention is "eager" is left alone: its user wants to see the weights.
+A model whose attention is "eager" writes it out (written_attention.py).
 """
 
 from __future__ import annotations
@@ -56,6 +56,26 @@ def short_masks() -> Iterator[None]:
     finally:
         for registry, theirs in zip(registries, before):
             registry[_NAME] = theirs
+
+
+# Functions with a backward of their own, in Python, beside the operators whose derivative it is.
+_AS_OPERATORS = {("bloom", "GeLUFunction"): "bloom_gelu_forward"}
+
+
+@contextmanager
+def plain_functions() -> Iterator[None]:
+    """Transformers' functions of its own are operators meanwhile."""
+    ours = []
+    for (model, name), forward in _AS_OPERATORS.items():
+        module = sys.modules.get(f"transformers.models.{model}.modeling_{model}")
+        if hasattr(module, name) and hasattr(module, forward):
+            ours.append(getattr(module, name))
+            ours[-1].apply = staticmethod(getattr(module, forward))
+    try:
+        yield
+    finally:
+        for function in ours:
+            del function.apply
 
 
 def _mask_function(masking: Any, theirs: Callable) -> Callable:

@@ -22,10 +22,12 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from .carried import Left, restored
+from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .joined import WRAPPED, Joined
-from .masks import split_masks
+from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
+from .written_attention import join_attention
 
 # Composite operators that stay whole, in every overload.
 KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
@@ -178,7 +180,10 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
-    split_masks(exported)
+    known = Known(exported)
+    as_pairs(exported, known)
+    join_attention(exported, known)
+    split_masks(exported, known)
     nodes = list(exported.graph.nodes)
     by_name = {node.name: i for i, node in enumerate(nodes)}
     signature = exported.graph_signature

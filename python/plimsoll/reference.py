@@ -497,6 +497,18 @@ def group_norm(op: Op, x: list[Tensor], state: Run):
 # --- attention and losses ---
 
 
+class _Alike(torch.autograd.Function):
+    """Zeros, with the gradient of what they were."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 @kernel("AttentionForward")
 def attention(op: Op, x: list[Tensor], state: Run):
     q, k, v, *rest = x
@@ -506,6 +518,10 @@ def attention(op: Op, x: list[Tensor], state: Run):
     if attribute(op, "enable_gqa", 0):
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = q @ k.mT * attribute(op, "scale")
+    cap = attribute(op, "softcap", 0.0)
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    unmasked = scores
     if attribute(op, "causal", 0):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
     behind = torch.arange(k.shape[-2])[None, :] - torch.arange(q.shape[-2])[:, None]
@@ -517,10 +533,14 @@ def attention(op: Op, x: list[Tensor], state: Run):
     for mask in masks:
         if mask.is_floating_point():
             scores = scores + mask
+            unmasked = unmasked + mask
         else:
             scores = scores.masked_fill(mask == 0, float("-inf"))
-    blind = torch.isneginf(scores).all(-1, keepdim=True)  # queries that may attend to no key give 0
+    blind = torch.isneginf(scores).all(-1, keepdim=True)  # queries that may attend to no key give 0, or attend to all alike
     weights = torch.softmax(scores.masked_fill(blind, 0), -1).masked_fill(blind, 0)
+    if attribute(op, "blind", 0):
+        alike = _Alike.apply(unmasked) if attribute(op, "blind") == 2 else torch.zeros_like(unmasked)
+        weights = torch.where(blind, torch.softmax(alike, -1), weights)
     if dropout > 0:
         weights = weights * _kept(op, weights.shape, dropout, rest[-2:], state) / (1 - dropout)
     return weights @ v

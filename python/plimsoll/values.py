@@ -21,3 +21,19 @@ def has_values(tensor: Optional[Tensor]) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return tensor is not None and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
+Arguments = dict[str, Any]
+
+
+def arguments(node: Node) -> Arguments:
+    """All arguments of a node by the names of the operator's schema, defaults filled in."""
+    values: Arguments = {}
+    for i, formal in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if i < len(node.args):
+            values[formal.name] = node.args[i]
+        elif formal.name in node.kwargs:
+            values[formal.name] = node.kwargs[formal.name]
+        else:
+            values[formal.name] = formal.default_value if formal.has_default_value() else None
+    return values

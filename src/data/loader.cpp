@@ -14,6 +14,7 @@
 #include <system_error>
 #include <thread>
 
+#include "data/order.h"
 #include "data/prepare.h"
 #include "data/sources.h"
 #include "plimsoll/data.h"
@@ -27,8 +28,8 @@ struct Loader::Impl {
     std::span<int32_t> ids;  // of a text, in the same place
     std::span<int32_t> labels;
     int64_t count = 0;
-    std::shared_ptr<const std::vector<int32_t>> order;  // of the epoch's samples
-    int64_t unfinished = 0;                             // pieces
+    std::shared_ptr<const EpochOrder> order;  // of the epoch's samples
+    int64_t unfinished = 0;                   // pieces
     bool ready = false;
     int64_t failed = 0;        // of the pieces that went wrong, the first
     std::exception_ptr error;  // of it
@@ -52,8 +53,8 @@ struct Loader::Impl {
   int64_t claimed = 0, delivered = 0, released = 0;  // numbers of batches, from the first batch of epoch 0 on
   int64_t claimed_rows = 0;                          // of batch `claimed`
   int64_t rows_a_piece = 0;
-  std::atomic<bool> stopping = false;                 // set while locked
-  std::shared_ptr<const std::vector<int32_t>> order;  // of the samples in order_epoch
+  std::atomic<bool> stopping = false;       // set while locked
+  std::shared_ptr<const EpochOrder> order;  // of the samples in order_epoch
   int64_t order_epoch = -1;
   std::vector<std::thread> threads;
   Batch current;
@@ -89,10 +90,10 @@ struct Loader::Impl {
   Slot& slot_of(int64_t number) { return slots[number % slots.size()]; }
 
   // Null where the order is the samples' own. Called while locked.
-  std::shared_ptr<const std::vector<int32_t>> order_of(int64_t epoch) {
+  std::shared_ptr<const EpochOrder> order_of(int64_t epoch) {
     if (options.split == Split::test) return nullptr;
     if (order_epoch != epoch) {
-      order = std::make_shared<std::vector<int32_t>>(epoch_order(sample_count, options.seed, epoch));
+      order = std::make_shared<EpochOrder>(sample_count, options.seed, epoch, EpochOrder::listed(data->info()));
       order_epoch = epoch;
     }
     return order;

@@ -1,6 +1,6 @@
-// Texts as token ids: files of ids of 2 or 4 bytes, files of bytes, the bundled book, and generated tokens. Files stay on disk,
-// and a window is one read. They are not mapped: a file that is cut short meanwhile is an error then, and no signal, and its
-// pages are not the process's memory.
+// Texts as token ids: files of ids of 2 or 4 bytes, files of bytes, the bundled book, and generated tokens. Files stay on disk. A
+// window is mapped while it is read, and only then are its ids compared with the vocabulary: a file of any size is opened
+// at once, and takes no memory.
 //
 //   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 ...           a window's label is the token that follows, so a window of a causal
 //            [------ window 0 ----]                    network has one token more than its context
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kBytes = 256;
 constexpr double kMasked = 0.15, kHidden = 0.8, kReplaced = 0.1;
 constexpr uint32_t kMaskSalt = 0xDA7A0020, kTokenSalt = 0xDA7A0021;
-constexpr size_t kPiece = 4096;  // bytes that are read at once
+constexpr size_t kPiece = 16384;  // bytes that are read at once
 
 // The tokens of a split.
 struct TextSource {
@@ -36,7 +36,7 @@ struct TextSource {
     while (!ids.empty()) {
       const size_t some = std::min(ids.size(), kPiece / static_cast<size_t>(id_bytes));
       const std::span<std::byte> bytes(piece, some * static_cast<size_t>(id_bytes));
-      file.read((begin + first) * id_bytes, bytes);
+      file.read_mapped((begin + first) * id_bytes, bytes);
       parse_tokens(bytes, id_bytes, begin + first, vocabulary, name(), ids.first(some));
       first += static_cast<int64_t>(some);
       ids = ids.subspan(some);

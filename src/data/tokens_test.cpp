@@ -10,10 +10,12 @@
 #include "data/sources.h"
 #include "plimsoll/error.h"
 #include "tests/support/temporary_folder.h"
+#include "train/process_memory.h"
 
 namespace plimsoll {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -116,6 +118,21 @@ TEST_F(Tokens, OfAFileThatIsCutMeanwhileAreAnError) {
   std::filesystem::resize_file(file, 100);
   EXPECT_NO_THROW(window(*data, Split::train, 0));
   EXPECT_THAT(said([&] { window(*data, Split::train, 20); }), HasSubstr("a.bin"));
+}
+
+// The file is sparse: it takes no room on the disk either.
+TEST_F(Tokens, OfAHugeFileAreOpenedAtOnceAndTakeNoMemory) {
+  const std::string file = write("huge.u32", counted(1000, 4));
+  std::error_code error;
+  std::filesystem::resize_file(file, int64_t{100} << 30, error);
+  if (error) GTEST_SKIP() << "no file of 100 GiB here: " << error.message();
+  const auto data = open_data("tokens:" + file, causal(512, 500));
+  EXPECT_EQ(data->info().train_count, ((int64_t{25} << 30) - (int64_t{25} << 30) / 10 - 1) / 512);
+  EXPECT_THAT(window(*data, Split::train, 5'000'000), Each(0));
+  EXPECT_THAT(said([&] { window(*data, Split::train, 0); }), HasSubstr("token 500 is 500, but the vocabulary has 500"));
+  EXPECT_EQ(data_bytes(*data), Bytes{0});
+  Loader loader(data, {.batch = 4, .seed = 3});
+  EXPECT_THAT(loader.next().ids, Each(0));
 }
 
 TEST_F(Tokens, OfTheBundledTextAreMiltons) {

@@ -11,11 +11,15 @@
 // which keys are padding. With the attribute "documents" there are ids, i32 [B, S] or [1, S], for the B rows of
 // q[B,...,S,E]: a query attends to keys of its own id alone, as where several texts lie in a row.
 //
-// A query that may attend to no key has y = 0, and infinity as its log_sum. Dropout draws by the row-major index of
+// With "softcap" c, scores are c * tanh(scale * q k' / c) before the mask is added (Gemma 2, 2024, section 2).
+//
+// A query that may attend to no key has y = 0, and infinity as its log_sum. With "blind" it attends to all keys alike (attention.h). Dropout draws by the row-major index of
 // [..., L, S], so that the backward pass drops alike. With q' and k' the rows of a head:
 //
 //   p = exp(scale * q k' + mask - log_sum)    d = dropped p    dv = d' dy    dd = dy v'    dp = dropped dd
 //   ds = p * (dp - sum over keys of p * dp)   dq = scale * ds k    dk = scale * ds' q    dmask = ds
+//
+// where dq and dk are of ds times what tanh lets through, 1 - tanh^2, if scores are capped.
 #include "ops/attention.h"
 
 #include <fmt/format.h>
@@ -23,6 +27,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "base/random.h"
 #include "ops/families.h"
@@ -202,16 +208,28 @@ class Head {
   int64_t mask(int64_t l, int64_t s) const {
     return a_.mask.offset(head_) + l * a_.mask.to_row + s * a_.mask.to_column;
   }
-  double score(int64_t l, int64_t s) const {
-    if (!a_.sees(l, s) || document(l) != document(s)) return kNothing;
+  double product(int64_t l, int64_t s) const {
     double sum = 0;
     for (int64_t e = 0; e < a_.width; ++e) sum += load(in_[0], query(l) + e) * load(in_[1], key(s) + e);
-    sum *= a_.scale;
+    return sum * a_.scale;
+  }
+  // What a change of the product changes of the score.
+  double slope(int64_t l, int64_t s) const {
+    if (a_.softcap == 0) return 1;
+    const double bent = std::tanh(product(l, s) / a_.softcap);
+    return 1 - bent * bent;
+  }
+  double score(int64_t l, int64_t s) const {
+    if (!a_.sees(l, s) || document(l) != document(s)) return kNothing;
+    double sum = product(l, s);
+    if (a_.softcap != 0) sum = a_.softcap * std::tanh(sum / a_.softcap);
     if (!a_.mask.present) return sum;
     const double mask_value = load(in_[static_cast<size_t>(a_.mask_at)], mask(l, s));
     if (a_.mask.bytes) return mask_value != 0 ? sum : kNothing;
     return sum + mask_value;
   }
+  // 1 / keys, of a query that may attend to no key.
+  double alike() const { return 1 / static_cast<double>(a_.keys); }
   // What is left of a probability.
   double kept(int64_t l, int64_t s, double p) const {
     if (a_.dropout == 0) return p;
@@ -231,6 +249,14 @@ class Head {
   RandomStream stream_;
 };
 
+// Of a query: its largest score, and the probability of a key that has it.
+std::pair<double, double> top_and_share(const Head& head, int64_t l, int64_t keys) {
+  double top = kNothing, sum = 0;
+  for (int64_t s = 0; s < keys; ++s) top = std::max(top, head.score(l, s));
+  for (int64_t s = 0; s < keys; ++s) sum += std::exp(head.score(l, s) - top);
+  return {top, 1 / sum};
+}
+
 void run_attention(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   const Attention a = attention_of(op, in, 3);
   std::vector<double> scores(static_cast<size_t>(a.keys));
@@ -245,10 +271,12 @@ void run_attention(const Op& op, std::span<const TensorView> in, std::span<const
       for (double score : scores) sum += top == kNothing ? 0 : std::exp(score - top);
       const double log_sum = top == kNothing ? -kNothing : top + std::log(sum);
       store(out[1], head.log_sum(l), log_sum);
+      const bool alike = top == kNothing && a.blind != Attention::Blind::zero;
       for (int64_t e = 0; e < a.value_width; ++e) {
         double y = 0;
-        for (int64_t s = 0; s < a.keys; ++s) {
-          y += head.kept(l, s, std::exp(scores[static_cast<size_t>(s)] - log_sum)) * load(in[2], head.value(s) + e);
+        for (int64_t s = 0; s < a.keys && (alike || top != kNothing); ++s) {
+          const double p = alike ? head.alike() : std::exp(scores[static_cast<size_t>(s)] - top) / sum;
+          y += head.kept(l, s, p) * load(in[2], head.value(s) + e);
         }
         store(out[0], head.result(l) + e, y);
       }
@@ -266,9 +294,12 @@ void run_attention_backward(const Op& op, std::span<const TensorView> in, std::s
     const Head head(a, in, h);
     for (int64_t l = 0; l < a.queries; ++l) {
       double dot = 0;
+      double log_sum = load(in[4], head.log_sum(l)), share = 1;
+      if (log_sum < Attention::kLost) std::tie(log_sum, share) = top_and_share(head, l, a.keys);
+      const bool alike = log_sum == -kNothing && a.blind != Attention::Blind::zero;
       for (int64_t s = 0; s < a.keys; ++s) {
         const auto i = static_cast<size_t>(s);
-        p[i] = std::exp(head.score(l, s) - load(in[4], head.log_sum(l)));
+        p[i] = alike ? head.alike() : share * std::exp(head.score(l, s) - log_sum);
         double dd = 0;
         for (int64_t e = 0; e < a.value_width; ++e) {
           const double dy = load(in[3], head.result(l) + e);
@@ -278,12 +309,13 @@ void run_attention_backward(const Op& op, std::span<const TensorView> in, std::s
         dp[i] = head.kept(l, s, dd);
         dot += p[i] * dp[i];
       }
+      if (alike && a.blind == Attention::Blind::alike) continue;
       for (int64_t s = 0; s < a.keys; ++s) {
         const auto i = static_cast<size_t>(s);
-        const double ds = p[i] * (dp[i] - dot);
+        const double ds = p[i] * (dp[i] - dot), to_product = a.scale * ds * head.slope(l, s);
         for (int64_t e = 0; e < a.width; ++e) {
-          add(0, head.query(l) + e, a.scale * ds * load(in[1], head.key(s) + e));
-          add(1, head.key(s) + e, a.scale * ds * load(in[0], head.query(l) + e));
+          add(0, head.query(l) + e, to_product * load(in[1], head.key(s) + e));
+          add(1, head.key(s) + e, to_product * load(in[0], head.query(l) + e));
         }
         if (out.size() > 3) add(3, head.mask(l, s), ds);
       }
@@ -304,7 +336,8 @@ Work attention_work(const Graph& graph, const Op& op, double products) {
     seen += std::max<int64_t>(0, std::min(keys - 1, l + right) - std::max<int64_t>(0, l - left) + 1);
   }
   const double scores = static_cast<double>(element_count(q) / (q.back() * queries)) * static_cast<double>(seen);
-  return {scores * (products * 2 * static_cast<double>(q.back()) + 20),
+  const double of_score = op.attributes.real("softcap", 0) != 0 ? 50 : 20;
+  return {scores * (products * 2 * static_cast<double>(q.back()) + of_score),
           static_cast<double>((bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs)).count)};
 }
 
@@ -339,6 +372,16 @@ Attention read_attention(const Attributes& attributes, std::span<const Tensor* c
     throw_unequal(k, v, "all but their last dimensions must be equal");
   }
   a.scale = attributes.real("scale", 1 / std::sqrt(static_cast<double>(a.width)));
+  a.softcap = attributes.real("softcap", 0);
+  if (!(a.softcap >= 0) || std::isinf(a.softcap)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("softcap is {}; a number above 0 is expected, or 0 for none", a.softcap));
+  }
+  const int64_t blind = attributes.integer("blind", 0);
+  if (blind < 0 || blind > 2) {
+    throw Error(ErrorCode::invalid_input, fmt::format("blind is {}; 0, 1 or 2 is expected", blind));
+  }
+  a.blind = static_cast<Attention::Blind>(blind);
   a.left = read_reach(attributes, "window_left");
   a.right = attributes.integer("causal", 0) != 0 ? 0 : read_reach(attributes, "window_right");
   a.dropout = attributes.real("dropout", 0);

@@ -1,6 +1,7 @@
 // What an attention op is told by its shapes and attributes, for the reference and for the devices' kernels.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -8,13 +9,17 @@
 
 namespace plimsoll {
 
-// Every query head attends by itself: scores[l,s] = scale * q k' + mask, y = softmax(scores) v. Heads are counted over
+// Every query head attends by itself: scores[l,s] = capped(scale * q k') + mask, y = softmax(scores) v. Heads are counted over
 // all dimensions before the last two; query heads h * groups .. h * groups + groups - 1 share head h of k and v.
 struct Attention {
   int64_t heads = 1;                                          // of k and v
   int64_t groups = 1;                                         // query heads of each
   int64_t queries = 1, keys = 1, width = 1, value_width = 1;  // L, S, E, Ev
   double scale = 1;
+  double softcap = 0;  // capped(x) = softcap * tanh(x / softcap); where it is 0, x
+  // A query whose scores are all below this has nothing but large numbers that a mask adds. Its log_sum is as large, and has lost
+  // how many there are.
+  static constexpr double kLost = -1e3;
   // Query l attends to keys l - left .. l + right; kEvery: as far as there are keys.
   static constexpr int64_t kEvery = int64_t{1} << 40;
   int64_t left = kEvery, right = kEvery;
@@ -24,6 +29,11 @@ struct Attention {
   int64_t documents_of(int64_t query_head) const { return query_head / heads_of_documents * keys; }
   double dropout = 0;
   uint32_t salt = 0;
+  // What a query gets that may attend to no key: 0, or the mean of all values, as where each of its scores has the same large
+  // negative number. The number took the score's place (alike), or was added to it (alike_with_gradient), so that q and k
+  // have a gradient.
+  enum class Blind : uint8_t { zero, alike, alike_with_gradient };
+  Blind blind = Blind::zero;
   int64_t query_heads() const { return heads * groups; }
   int64_t scores() const { return query_heads() * queries * keys; }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tests/support/error_text.h"
 #include "tests/support/gradient_check.h"
@@ -209,6 +210,66 @@ TEST(Attention, AttendsToItsOwnDocumentAlone) {
   expect_same({padding, each}, same(false, padding));
 }
 
+// cap * tanh(x / cap) of one query and two keys, written out: the mask is added behind it.
+TEST(Attention, CapsScores) {
+  const double cap = 0.5;
+  const Literal q{{1, 1}, {2}}, k{{2, 1}, {0.3, -0.7}}, v{{2, 1}, {1, 3}}, mask{{1, 2}, {0.1, 0.4}};
+  const auto p = [&](double of_mask) {
+    const double first = cap * std::tanh(0.3 * 2 * 0.25 / cap) + of_mask * 0.1;
+    const double second = cap * std::tanh(-0.7 * 2 * 0.25 / cap) + of_mask * 0.4;
+    return std::exp(first) / (std::exp(first) + std::exp(second));
+  };
+  const Attributes capped{{"softcap", cap}, {"scale", 0.25}};
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v}, capped)[0], agrees_with({p(0) + 3 * (1 - p(0))}));
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v, mask}, capped)[0], agrees_with({p(1) + 3 * (1 - p(1))}));
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v}, {{"softcap", 1e9}, {"scale", 0.25}})[0],
+              agrees_with(run_op("AttentionForward", {q, k, v}, {{"scale", 0.25}})[0]));
+}
+
+// A query that sees no key attends to all alike: as where its scores are equal, by a query of zeros or by equal keys.
+TEST(Attention, AttendsToAllKeysAlikeWhereItSeesNone) {
+  const Literal v = sequence({1, 4, 3}, 5), dy = sequence({1, 2, 3}, 4), hidden{{2, 1}, {0, 1}, DType::u8};
+  const Literal none{{1, 2, 2}, {0, 0, 1, 0.5}}, queries = sequence({1, 2, 2}, 3);
+  const Literal some = sequence({1, 4, 2}, 7), equal{{1, 4, 2}, {0.5, -1, 0.5, -1, 0.5, -1, 0.5, -1}};
+  for (const double softcap : {0.0, 0.8}) {
+    for (const auto& [q, k] : {std::pair(none, some), std::pair(queries, equal)}) {
+      const Attributes plain{{"softcap", softcap}};
+      const auto expected = run_op("AttentionForward", {q, k, v}, plain);
+      const auto expected_back = run_op("AttentionBackward", {q, k, v, dy, {{1, 2}, expected[1]}}, plain);
+      for (const int64_t blind : {1, 2}) {
+        const Attributes attributes{{"softcap", softcap}, {"blind", blind}};
+        const auto out = run_op("AttentionForward", {q, k, v, hidden}, attributes);
+        EXPECT_THAT(out[0], agrees_with(expected[0]));
+        EXPECT_TRUE(std::isinf(out[1][0]));
+        const auto back = run_op("AttentionBackward", {q, k, v, dy, {{1, 2}, out[1]}, hidden}, attributes);
+        EXPECT_THAT(back[2], agrees_with(expected_back[2]));
+        if (blind == 2) {
+          EXPECT_THAT(back[0], agrees_with(expected_back[0]));
+          EXPECT_THAT(back[1], agrees_with(expected_back[1]));
+        } else {
+          EXPECT_THAT(std::vector<double>(back[0].begin(), back[0].begin() + 2), agrees_with({0, 0}));
+        }
+      }
+    }
+  }
+}
+
+// Where a mask adds the least number to every score, only the number counts, and of its size no log_sum tells how many there are.
+TEST(Attention, OfScoresThatAreLostInAMaskAttendsToAllAlike) {
+  const double least = std::numeric_limits<float>::lowest();
+  const Literal q = sequence({1, 2, 2}, 3), k = sequence({1, 4, 2}, 7), v = sequence({1, 4, 3}, 5),
+                dy = sequence({1, 2, 3}, 4);
+  const Literal added{{1, 2, 4}, {least, least, least, least, 0, least, 0, 0}};
+  const Literal hidden{{1, 2, 4}, {0, 0, 0, 0, 1, 0, 1, 1}, DType::u8};
+  const Attributes alike{{"blind", int64_t{2}}};
+  const auto out = run_op("AttentionForward", {q, k, v, added}),
+             expected = run_op("AttentionForward", {q, k, v, hidden}, alike);
+  EXPECT_THAT(out[0], agrees_with(expected[0]));
+  const auto back = run_op("AttentionBackward", {q, k, v, dy, {{1, 2}, out[1]}, added});
+  const auto expected_back = run_op("AttentionBackward", {q, k, v, dy, {{1, 2}, expected[1]}, hidden}, alike);
+  for (size_t i : {0, 1, 2}) EXPECT_THAT(back[i], agrees_with(expected_back[i]));
+}
+
 TEST(Attention, GradientsAgreeWithFiniteDifferences) {
   struct Kind {
     Shape q, k, v, mask;
@@ -216,6 +277,8 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
     double dropout = 0;
     int64_t left = 1 << 20;
     std::vector<double> documents = {};
+    double softcap = 0;
+    int64_t blind = 0;
   };
   for (const Kind& kind : {Kind{{3, 4}, {5, 4}, {5, 2}, {}},
                            {{2, 2, 3, 4}, {2, 2, 3, 4}, {2, 2, 3, 4}, {}, true},
@@ -225,7 +288,11 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
                            {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {}, true, 0.3},
                            {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {6, 6}, true, 0, 2},
                            {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {}, true, 0, 9, {0, 0, 0, 1, 1, 1}},
-                           {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {4, 4}, false, 0.3, 9, {5, 2, 2, 5}}}) {
+                           {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {4, 4}, false, 0.3, 9, {5, 2, 2, 5}},
+                           {{2, 4, 3, 2}, {2, 2, 5, 2}, {2, 2, 5, 3}, {}, false, 0, 9, {}, 0.7},
+                           {{2, 2, 4, 2}, {2, 2, 4, 2}, {2, 2, 4, 3}, {2, 1, 4}, true, 0.3, 2, {}, 1.3},
+                           {{1, 2, 6, 2}, {1, 2, 3, 2}, {1, 2, 3, 2}, {}, false, 0, 1, {}, 0, 1},
+                           {{1, 2, 6, 2}, {1, 1, 3, 2}, {1, 1, 3, 2}, {2, 6, 3}, false, 0.3, 1, {}, 0.7, 1}}) {
     SCOPED_TRACE(to_string(kind.q));
     Graph graph;
     std::vector<TensorId> inputs{graph.add_source("q", kind.q, DType::f64, Role::input),
@@ -247,6 +314,8 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
                                  {{"causal", int64_t{kind.causal}},
                                   {"window_left", kind.left},
                                   {"dropout", kind.dropout},
+                                  {"softcap", kind.softcap},
+                                  {"blind", kind.blind},
                                   {"enable_gqa", int64_t{1}},
                                   {"documents", int64_t{!kind.documents.empty()}},
                                   {"salt", int64_t{7}}});
@@ -271,6 +340,10 @@ TEST(Attention, NamesWhatDoesNotFit) {
               HasSubstr("the mask 'in3' is i32; u8, or f64 as 'in0' is expected"));
   EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"window_left", int64_t{-1}}}),
               HasSubstr("window_left is -1; 0 or more is expected"));
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"softcap", -2.0}}),
+              HasSubstr("softcap is -2; a number above 0 is expected, or 0 for none"));
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"blind", int64_t{3}}}),
+              HasSubstr("blind is 3; 0, 1 or 2 is expected"));
   EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"dropout", 0.5}}),
               HasSubstr("dropout is 0.5; step_number and seed are expected as the last inputs"));
   const Attributes documents{{"documents", int64_t{1}}};

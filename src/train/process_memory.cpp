@@ -84,9 +84,7 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
 
 Bytes program_memory() { return kProgram; }
 
-Bytes data_bytes(const DataSet& data) {
-  return data.memory() + Bytes{2 * data.info().train_count * static_cast<int64_t>(sizeof(int32_t))};
-}
+Bytes data_bytes(const DataSet& data) { return data.memory() + order_memory(data.info()) * 2; }
 
 ProcessMemory with_plan(ProcessMemory memory, const Plan& plan) {
   memory.host = {};

@@ -186,6 +186,20 @@ TEST_F(ProcessMemory, ATrainingWithSpillLivesUnderAHardLimitOfWhatItSays) {
   EXPECT_LE(limit.peak(), least);
 }
 
+// The file is sparse: it takes no room on the disk either.
+TEST_F(ProcessMemory, AFileOfTokensTakesNoMemoryHoweverLargeItIs) {
+  std::ofstream(path("huge.bin"));
+  std::error_code error;
+  fs::resize_file(path("huge.bin"), int64_t{100} << 30, error);
+  if (error) GTEST_SKIP() << "no file of 100 GiB here: " << error.message();
+  const std::string flags = fmt::format(
+      "gpt2:layers=1,width=32,heads=2,context=1024,vocab=64 --data tokens:{} --batch 4 --costs estimated --steps 5 "
+      "--evaluate-every 0 --memory-is process --memory ",
+      path("huge.bin"));
+  const int64_t least = run("train " + flags + "1MiB --json -").lines().back().at("minimum_bytes");
+  expect_kept(flags + fmt::to_string(least), "tokens", least);
+}
+
 TEST_F(ProcessMemory, WhatCannotMeanTheProcessIsRefused) {
   const auto refusal = [&](const std::string& arguments) {
     const Outcome outcome = run(arguments);

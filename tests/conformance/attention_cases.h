@@ -86,6 +86,8 @@ inline std::vector<Case> attention_cases() {
     int64_t part = 0;
     int64_t left = -1, right = -1;  // a window's; -1: none
     int64_t documents = 0;          // rows of ids
+    double softcap = 0;
+    int64_t blind = 0;
   };
   std::vector<Case> cases;
   for (const Sizes& s : {Sizes{{}, 0, 5, 7, 8, 8, {}},
@@ -108,7 +110,12 @@ inline std::vector<Case> attention_cases() {
                          {{1, 2}, 2, 150, 210, 16, 16, {}, false, false, 0.2, 0, 9, 12},
                          {{2, 4}, 2, 70, 70, 8, 8, {}, false, true, 0, 0, -1, -1, 2},
                          {{2, 2}, 2, 40, 40, 8, 8, {2, 1, 1, 40}, true, false, 0.3, 0, 20, 9, 1},
-                         {{3, 2}, 2, 20, 20, 8, 8, {2, 20, 20}, false, false, 0, 0, -1, -1, 3}}) {
+                         {{3, 2}, 2, 20, 20, 8, 8, {2, 20, 20}, false, false, 0, 0, -1, -1, 3},
+                         {{1, 2}, 2, 70, 210, 16, 16, {}, false, false, 0, 0, -1, -1, 0, 0.5},
+                         {{2, 4}, 2, 70, 70, 8, 8, {2, 1, 1, 70}, true, true, 0.2, 0, 20, -1, 0, 2.5},
+                         {{2, 2}, 2, 20, 25, 8, 8, {2, 20, 25}, false, false, 0.2, 0, -1, -1, 0, 1.5},
+                         {{2, 4}, 2, 64, 30, 8, 8, {}, false, false, 0, 0, 5, -1, 0, 0, 1},
+                         {{2, 4}, 2, 70, 30, 8, 8, {4, 70, 30}, false, false, 0.2, 0, 5, -1, 0, 1.5, 2}}) {
     auto build = [=](CaseBuilder& b, bool backward) {
       auto with = [&](int64_t heads, int64_t rows, int64_t columns) {
         Shape shape = s.batch;
@@ -123,6 +130,8 @@ inline std::vector<Case> attention_cases() {
       Attributes attributes = {{"causal", int64_t{s.causal}}, {"dropout", s.dropout}, {"salt", int64_t{9}}};
       if (q_heads != s.heads) attributes.set("enable_gqa", int64_t{1});
       if (s.ev != s.e) attributes.set("scale", 0.3);
+      if (s.softcap > 0) attributes.set("softcap", s.softcap);
+      if (s.blind > 0) attributes.set("blind", s.blind);
       if (s.left >= 0) attributes.set("window_left", s.left);
       if (s.right >= 0) attributes.set("window_right", s.right);
       std::vector<TensorId> more;
@@ -145,7 +154,9 @@ inline std::vector<Case> attention_cases() {
                                          : s.dropout > 0 ? " dropout"
                                                          : "") +
                              (s.left >= 0 ? fmt::format(" window {}", s.left) : "") +
-                             (s.documents > 0 ? fmt::format(" {} rows of documents", s.documents) : "");
+                             (s.documents > 0 ? fmt::format(" {} rows of documents", s.documents) : "") +
+                             (s.softcap > 0 ? fmt::format(" capped at {}", s.softcap) : "") +
+                             (s.blind > 0 ? fmt::format(" blind {}", s.blind) : "");
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
     if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});

@@ -262,23 +262,37 @@ TEST(CudaByFour, GivesTheBitsOfAttentionOneByOne) {
   for (const bool drops : {false, true}) {
     AttentionDropout dropout;
     if (drops) dropout = {.stream = {.step_number = &step, .seed = &seed}, .threshold = 1U << 30, .scale = 1.3F};
-    expect_equal_bits(1, [&](Outputs& y) {
+    expect_equal_bits(2, [&](Outputs& y) {
       return AttentionScores{.scores = y[0].at(),
+                             .slopes = y[1].at(),
                              .log_sums = drops ? log_sums.at() : nullptr,
                              .mask = mask,
                              .place = place,
                              .scale = 0.3F,
+                             .softcap = drops ? 0.5F : 0,
+                             .alike = drops,
                              .left = 2,
                              .right = drops ? 3 : 0,
                              .documents = nullptr,
                              .heads_of_documents = 1};
     });
-    expect_equal_bits(1, [&](Outputs& y) { return AttentionProbabilities{y[0].at(), rows.data(), place, dropout}; });
+    expect_equal_bits(1, [&](Outputs& y) {
+      return AttentionProbabilities{y[0].at(), rows.data(), place, dropout, drops};
+    });
     expect_equal_bits(2, [&](Outputs& y) {
-      return AttentionScoreGradients{y[0].at(), y[1].at(), dots.data(), place, dropout, 0.4F};
+      return AttentionScoreGradients{.probabilities = y[0].at(),
+                                     .gradients = y[1].at(),
+                                     .dots = dots.data(),
+                                     .slopes = drops ? added.at() : nullptr,
+                                     .fixed_scores = drops ? log_sums.at() : nullptr,
+                                     .place = place,
+                                     .dropout = dropout,
+                                     .factor = 0.4F};
     });
   }
-  expect_equal_bits(1, [&](Outputs& y) { return ScaleScores{y[0].at(), 0.3F}; });
+  for (const float* slopes : {static_cast<const float*>(nullptr), added.at()}) {
+    expect_equal_bits(1, [&](Outputs& y) { return ScaleScores{y[0].at(), slopes, 0.3F}; });
+  }
 }
 
 // A part of a batch may begin anywhere.

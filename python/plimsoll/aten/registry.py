@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence, Union
 import torch
 from torch.fx import Node
 
+from ..values import Arguments, arguments  # noqa: F401
+
 if TYPE_CHECKING:
     from ..writer import Writer
 
-Arguments = dict[str, Any]
 Result = Union[str, tuple, Any]
 Converter = Callable[["Writer", Node, Arguments], Result]
 
@@ -45,19 +46,6 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
         return converter
 
     return enter
-
-
-def arguments(node: Node) -> Arguments:
-    """All arguments of a node by the names of the operator's schema, defaults filled in."""
-    values: Arguments = {}
-    for i, formal in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if i < len(node.args):
-            values[formal.name] = node.args[i]
-        elif formal.name in node.kwargs:
-            values[formal.name] = node.kwargs[formal.name]
-        else:
-            values[formal.name] = formal.default_value if formal.has_default_value() else None
-    return values
 
 
 def axis(dim: int, rank: int) -> int:

@@ -104,6 +104,7 @@ class AttentionKernel : public OwnKernel {
     tiles_ = (a_.queries + lanes_ - 1) / lanes_;
     threshold_ = dropout_threshold(a_.dropout);
     keep_ = static_cast<float>(1 / (1 - a_.dropout));
+    turned_factor_ = static_cast<float>(a_.softcap != 0 ? a_.scale / a_.softcap : a_.scale * kLog2E);
     if (a_.dropout > 0) stream_.emplace(graph, op, static_cast<size_t>(a_.step_at), a_.scores());
   }
 
@@ -189,6 +190,17 @@ class AttentionKernel : public OwnKernel {
         transpose(block);
         for (int i = 0; i < columns; ++i) store(to + (e + i) * lanes_ + c, block[i]);
       }
+    }
+  }
+
+  // Turns a tile's products into scores in powers of two, where they are capped; and writes what tanh lets through, if asked.
+  void cap(int64_t count, float* scores, float* slopes) const {
+    if (a_.softcap == 0) return;
+    const f32x16 factor = splat(static_cast<float>(a_.softcap) * kLog2E);
+    for (int64_t i = 0; i < count * lanes_; i += kLanes) {
+      const f32x16 bent = hyperbolic_tangent(load(scores + i));
+      store(scores + i, bent * factor);
+      if (slopes != nullptr) store(slopes + i, splat(1.0f) - bent * bent);
     }
   }
 
@@ -285,10 +297,30 @@ class AttentionKernel : public OwnKernel {
          [kept](int64_t j, int64_t c) PLIMSOLL_INLINED { return static_cast<uint32_t>(kept[j] >> c) & 0xffffu; });
   }
 
+  // Of a query that may attend to no key: what stays of the probability that all keys have alike.
+  class Alike {
+   public:
+    Alike(const AttentionKernel& kernel, int64_t row) : kernel_(kernel), first_(row * kernel.a_.keys) {
+      if (kernel.stream_) random_ = kernel.stream_->of(kernel.inputs_);
+    }
+    float probability() const { return 1 / static_cast<float>(kernel_.a_.keys); }
+    float kept(int64_t key, float value) const {
+      if (!kernel_.stream_) return value;
+      return random_.bits(first_ + key) >= kernel_.threshold_ ? value * kernel_.keep_ : 0;
+    }
+
+   private:
+    const AttentionKernel& kernel_;
+    int64_t first_;
+    RandomStream random_;
+  };
+  bool are_alike(float log_sum) const { return log_sum == -kMasked && a_.blind != Attention::Blind::zero; }
+
   Attention a_;
   int64_t lanes_ = 0, tiles_ = 0;  // queries of a tile, and tiles of a head
   int64_t turned_at_ = 0;          // the queries, turned over
   float keep_ = 1;
+  float turned_factor_ = 1;  // of the queries, when they are turned over
 
  private:
   std::optional<DrawnStream> stream_;
@@ -320,7 +352,7 @@ class AttentionForward : public AttentionKernel {
  private:
   void tile(int part, const Queries& q) const {
     float* turned = of_part(part, turned_at_);
-    turn(input(0) + row(q) * a_.width, q.count, a_.width, static_cast<float>(a_.scale) * kLog2E, turned);
+    turn(input(0) + row(q) * a_.width, q.count, a_.width, turned_factor_, turned);
     float* scores = of_part(part, scores_at_);
     float* result = of_part(part, result_at_);
     float* tops = of_part(part, numbers_at_);
@@ -335,6 +367,7 @@ class AttentionForward : public AttentionKernel {
       if (!read_mask(part, q, key, count, bias)) continue;
       multiply<false>({count, lanes_, a_.width}, {keys_of(q.head) + key * a_.width, a_.width, 1}, turned, lanes_,
                       scores, lanes_);
+      cap(count, scores, nullptr);
       bool rescale = false;
       with_scores(q, key, count, bias, [&](const auto& score) {
         with_dropout(part, q, key, count, [&](auto drops, const auto& kept) {
@@ -384,16 +417,28 @@ class AttentionForward : public AttentionKernel {
     }
     for (int64_t r = 0; r < q.count; ++r) {
       float* y = output(0) + (row(q) + r) * a_.value_width;
-      const bool none = tops[r] == kMasked;
+      const bool none = tops[r] == kMasked, is_least = tops[r] == std::numeric_limits<float>::lowest();
       output(1)[row(q) + r] =
-          none ? -kMasked
-               : static_cast<float>(static_cast<double>(tops[r]) * kLn2 + std::log(static_cast<double>(sums[r])));
+          none       ? -kMasked
+          : is_least ? tops[r]
+                     : static_cast<float>(static_cast<double>(tops[r]) * kLn2 + std::log(static_cast<double>(sums[r])));
       if (none) {
         std::fill(y, y + a_.value_width, 0.0f);
+        if (are_alike(output(1)[row(q) + r])) add_alike(q, r, y);
         continue;
       }
       const f32x16 scale = splat(keep_ / sums[r]);
       over_row(a_.value_width, [&](int64_t e, auto n) { store(y + e, load(result + r * stride_ + e, n) * scale, n); });
+    }
+  }
+
+  void add_alike(const Queries& q, int64_t r, float* y) const {
+    const Alike alike(*this, row(q) + r);
+    const float* values = values_of(q.head);
+    for (int64_t key = 0; key < a_.keys; ++key) {
+      const f32x16 kept = splat(alike.kept(key, alike.probability()));
+      const float* value = values + key * a_.value_width;
+      over_row(a_.value_width, [&](int64_t e, auto n) { store(y + e, load(y + e, n) + kept * load(value + e, n), n); });
     }
   }
 
@@ -413,9 +458,11 @@ class AttentionBackward : public AttentionKernel {
     turned_gradient_at_ = reserve_floats(a_.value_width * lanes_);
     p_at_ = reserve_floats(keys * lanes_);
     ds_at_ = reserve_floats(keys * lanes_);
+    if (a_.softcap != 0) slopes_at_ = reserve_floats(keys * lanes_);
     dq_at_ = reserve_floats(lanes_ * a_.width);
-    numbers_at_ = reserve_floats(2 * lanes_);
+    numbers_at_ = reserve_floats(3 * lanes_);
     left_out_at_ = reserve((keys + kTileKeys - 1) / kTileKeys);
+    if (a_.blind != Attention::Blind::zero) alike_at_ = reserve_floats(a_.keys);
     finish_workspace();
   }
 
@@ -456,7 +503,7 @@ class AttentionBackward : public AttentionKernel {
     for (int64_t head = h * a_.groups; head < (h + 1) * a_.groups; ++head) {
       for (int64_t tile = 0; tile < tiles_; ++tile) {
         const Queries q = queries_of(part, head, tile);
-        score_gradients(part, q, static_cast<float>(a_.scale));
+        score_gradients(part, q, Of::products);
         const int64_t rows = std::min(lanes_, up_to(8, q.count));
         std::fill(dq, dq + rows * a_.width, 0.0f);
         for_each_tile(part, q, [&](int64_t key, int64_t count, const float* p, const float* ds) {
@@ -468,21 +515,104 @@ class AttentionBackward : public AttentionKernel {
                          a_.width);
         });
         std::copy_n(dq, q.count * a_.width, output(0) + row(q) * a_.width);
+        for (int64_t r = 0; r < q.count; ++r) {
+          if (are_alike(input(4)[row(q) + r])) add_alike(part, q, r, dk, dv);
+        }
       }
     }
   }
 
-  // The dropped probabilities, and `factor` times the gradient of the scores, of all keys that the queries see.
-  void score_gradients(int part, const Queries& q, float factor) const {
+  // Of a query that may attend to no key: the gradient of its scores, and what it adds to dv.
+  const float* alike_gradients(int part, const Queries& q, int64_t r, float* dv) const {
+    const Alike alike(*this, row(q) + r);
+    const float *dy = input(3) + (row(q) + r) * a_.value_width, *values = values_of(q.head);
+    float* gradients = of_part(part, alike_at_);
+    float dot = 0;
+    for (int64_t key = 0; key < a_.keys; ++key) {
+      const float* value = values + key * a_.value_width;
+      float sum = 0;
+      for (int64_t e = 0; e < a_.value_width; ++e) sum += dy[e] * value[e];
+      gradients[key] = alike.kept(key, sum);
+      dot += gradients[key] * alike.probability();
+      if (dv == nullptr) continue;
+      const float kept = alike.kept(key, alike.probability());
+      for (int64_t e = 0; e < a_.value_width; ++e) dv[key * a_.value_width + e] += kept * dy[e];
+    }
+    for (int64_t key = 0; key < a_.keys; ++key) gradients[key] = alike.probability() * (gradients[key] - dot);
+    return gradients;
+  }
+  void add_alike(int part, const Queries& q, int64_t r, float* dk, float* dv) const {
+    const float* gradients = alike_gradients(part, q, r, dv);
+    if (a_.blind != Attention::Blind::alike_with_gradient) return;
+    const float *query = input(0) + (row(q) + r) * a_.width, *keys = keys_of(q.head);
+    float* dq = output(0) + (row(q) + r) * a_.width;
+    const float scale = static_cast<float>(a_.scale);
+    for (int64_t k = 0; k < a_.keys; ++k) {
+      const float* key = keys + k * a_.width;
+      float slope = 1;
+      if (a_.softcap != 0) {
+        float product = 0;
+        for (int64_t e = 0; e < a_.width; ++e) product += query[e] * key[e];
+        const float bent = std::tanh(product * turned_factor_);
+        slope -= bent * bent;
+      }
+      const float gradient = gradients[k] * scale * slope;
+      for (int64_t e = 0; e < a_.width; ++e) {
+        dq[e] += gradient * key[e];
+        dk[k * a_.width + e] += gradient * query[e];
+      }
+    }
+  }
+
+  // Where a tile's slopes lie; null where scores are not capped.
+  float* slopes_of(int part, const Queries& q, int64_t key) const {
+    return a_.softcap == 0 ? nullptr : of_part(part, slopes_at_) + (key - q.keys_begin) * lanes_;
+  }
+
+  static bool is_lost(float log_sum) { return log_sum < static_cast<float>(Attention::kLost); }
+  // Of the queries whose log_sum says no more than the size of their scores: the largest score in its place, and the probability of
+  // a key that has it.
+  void find_lost(int part, const Queries& q, const float* turned, float* log_sums, float* shares) const {
+    const auto for_each_score = [&](const auto& body) {
+      for_each_tile(part, q, [&](int64_t key, int64_t count, float* p, float*) {
+        Bias bias;
+        if (!read_mask(part, q, key, count, bias)) return;
+        multiply<false>({count, lanes_, a_.width}, {keys_of(q.head) + key * a_.width, a_.width, 1}, turned, lanes_, p,
+                        lanes_);
+        cap(count, p, nullptr);
+        with_scores(q, key, count, bias, [&](const auto& score) {
+          for (int64_t c = 0; c < lanes_; c += kLanes) {
+            for (int64_t j = 0; j < count; ++j) {
+              const f32x16 v = score(j, c, load(p + j * lanes_ + c));
+              for (int i = 0; i < kLanes; ++i) body(c + i, v[i]);
+            }
+          }
+        });
+      });
+    };
+    float tops[kMostLanes], sums[kMostLanes] = {};
+    std::fill(tops, tops + kMostLanes, kMasked);
+    for_each_score([&](int64_t r, float v) { tops[r] = std::max(tops[r], v); });
+    for_each_score([&](int64_t r, float v) { sums[r] += is_lost(tops[r]) ? std::exp2(v - tops[r]) : 0; });
+    for (int64_t r = 0; r < lanes_; ++r) {
+      if (is_lost(log_sums[r]) && sums[r] > 0) log_sums[r] = tops[r], shares[r] = 1 / sums[r];
+    }
+  }
+
+  // The dropped probabilities, and the gradient of the scores or of q k', of all keys that the queries see.
+  enum class Of : uint8_t { scores, products };
+  void score_gradients(int part, const Queries& q, Of of) const {
     float *turned = of_part(part, turned_at_), *turned_gradient = of_part(part, turned_gradient_at_);
-    turn(input(0) + row(q) * a_.width, q.count, a_.width, static_cast<float>(a_.scale) * kLog2E, turned);
+    turn(input(0) + row(q) * a_.width, q.count, a_.width, turned_factor_, turned);
     turn(input(3) + row(q) * a_.value_width, q.count, a_.value_width, 1, turned_gradient);
     float* log_sums = of_part(part, numbers_at_);
-    float* dots = log_sums + lanes_;
+    float *dots = log_sums + lanes_, *shares = dots + lanes_;
     for (int64_t r = 0; r < lanes_; ++r) log_sums[r] = r < q.count ? input(4)[row(q) + r] * kLog2E : -kMasked;
     std::fill(dots, dots + lanes_, 0.0f);
+    std::fill(shares, shares + lanes_, 1.0f);
     uint8_t* left_out = of_part<uint8_t>(part, left_out_at_);
     std::fill(left_out, left_out + (q.keys_end - q.keys_begin + kTileKeys - 1) / kTileKeys, uint8_t{0});
+    if (std::any_of(log_sums, log_sums + lanes_, is_lost)) find_lost(part, q, turned, log_sums, shares);
     for_each_tile(part, q, [&](int64_t key, int64_t count, float* p, float* ds) {
       Bias bias;
       if (!read_mask(part, q, key, count, bias)) {
@@ -491,18 +621,19 @@ class AttentionBackward : public AttentionKernel {
       }
       multiply<false>({count, lanes_, a_.width}, {keys_of(q.head) + key * a_.width, a_.width, 1}, turned, lanes_, p,
                       lanes_);
+      cap(count, p, slopes_of(part, q, key));
       multiply<false>({count, lanes_, a_.value_width}, {values_of(q.head) + key * a_.value_width, a_.value_width, 1},
                       turned_gradient, lanes_, ds, lanes_);
       with_scores(q, key, count, bias, [&](const auto& score) {
         with_dropout(part, q, key, count, [&](auto drops, const auto& kept) {
           for (int64_t c = 0; c < lanes_; c += kLanes) {
-            const f32x16 log_sum = load(log_sums + c);
+            const f32x16 log_sum = load(log_sums + c), share = load(shares + c);
             const f32x16 keep = splat(keep_);
             f32x16 dot{}, other{};
             const auto products_of = [&](int64_t j) PLIMSOLL_INLINED {
               float *p_at = p + j * lanes_ + c, *ds_at = ds + j * lanes_ + c;
               const f32x16 v = score(j, c, load(p_at)) - log_sum;
-              const f32x16 probability = zero_where_masked(v, power_of_two(v));
+              const f32x16 probability = zero_where_masked(v, power_of_two(v)) * share;
               if constexpr (decltype(drops)::value) {
                 // What falls is marked by its sign.
                 const f32x16 dp = keep_lanes(kept(j, c), load(ds_at) * keep);
@@ -523,15 +654,17 @@ class AttentionBackward : public AttentionKernel {
       });
     });
     const bool drops = a_.dropout > 0;
-    for_each_tile(part, q, [&](int64_t, int64_t count, float* p, float* ds) {
-      const f32x16 factors = splat(factor), keep = splat(keep_);
+    for_each_tile(part, q, [&](int64_t key, int64_t count, float* p, float* ds) {
+      const f32x16 factor = splat(of == Of::products ? static_cast<float>(a_.scale) : 1.0f), keep = splat(keep_);
+      const float* slopes = of == Of::products ? slopes_of(part, q, key) : nullptr;
       for (int64_t c = 0; c < lanes_; c += kLanes) {
         const f32x16 dot = load(dots + c);
         for (int64_t j = 0; j < count; ++j) {
           float *p_at = p + j * lanes_ + c, *ds_at = ds + j * lanes_ + c;
           const f32x16 marked = load(p_at);
           const f32x16 probability = drops ? maximum(-marked, marked) : marked;
-          store(ds_at, probability * (load(ds_at) - dot) * factors);
+          const f32x16 gradient = probability * (load(ds_at) - dot) * factor;
+          store(ds_at, slopes == nullptr ? gradient : gradient * load(slopes + j * lanes_ + c));
           if (drops) store(p_at, relu(marked) * keep);
         }
       }
@@ -559,13 +692,20 @@ class AttentionBackward : public AttentionKernel {
       if (a_.mask.offset(head) != place) continue;
       for (int64_t tile = first; tile < end; ++tile) {
         const Queries q = queries_of(part, head, tile);
-        score_gradients(part, q, 1);
+        score_gradients(part, q, Of::scores);
         for_each_tile(part, q, [&](int64_t key, int64_t count, const float*, const float* ds) {
           for (int64_t r = 0; r < q.count; ++r) {
             float* to = gradient + (by_row ? r * a_.mask.to_row : 0) + key * a_.mask.to_column;
             for (int64_t j = 0; j < count; ++j) to[j * a_.mask.to_column] += ds[j * lanes_ + r];
           }
         });
+        if (a_.blind != Attention::Blind::alike_with_gradient) continue;
+        for (int64_t r = 0; r < q.count; ++r) {
+          if (!are_alike(input(4)[row(q) + r])) continue;
+          const float* ds = alike_gradients(part, q, r, nullptr);
+          float* to = gradient + (by_row ? r * a_.mask.to_row : 0);
+          for (int64_t key = 0; key < a_.keys; ++key) to[key * a_.mask.to_column] += ds[key];
+        }
       }
     }
   }
@@ -573,7 +713,8 @@ class AttentionBackward : public AttentionKernel {
   bool mask_gradient_;
   std::vector<int64_t> mask_places_;
   int64_t mask_tiles_ = 0;
-  int64_t turned_gradient_at_ = 0, p_at_ = 0, ds_at_ = 0, dq_at_ = 0, numbers_at_ = 0, left_out_at_ = 0;
+  int64_t turned_gradient_at_ = 0, p_at_ = 0, ds_at_ = 0, slopes_at_ = 0, dq_at_ = 0, numbers_at_ = 0, left_out_at_ = 0,
+          alike_at_ = 0;
 };
 
 }  // namespace

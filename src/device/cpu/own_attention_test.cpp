@@ -1,3 +1,6 @@
+#include <cmath>
+#include <limits>
+
 #include "tests/support/own_test.h"
 
 namespace plimsoll {
@@ -57,6 +60,31 @@ TEST(OwnAttention, IsTheReferenceWithinAWindow) {
   }
 }
 
+// Scores that reach far into the cap, with a mask of its own gradient, a window, dropout and grouped heads.
+TEST(OwnAttention, IsTheReferenceWithCappedScores) {
+  const Shape q{2, 2, 283, 16}, k{2, 1, 300, 16}, v{2, 1, 300, 8}, y{2, 2, 283, 8}, log_sum{2, 2, 283};
+  const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+  for (const bool more : {false, true}) {
+    Attributes attributes{{"enable_gqa", int64_t{1}}, {"softcap", 1.5}, {"causal", int64_t{more}}};
+    OpCase forward{.type = "AttentionForward", .inputs = {{q}, {k}, {v}}};
+    OpCase backward{.type = "AttentionBackward", .inputs = {{q}, {k}, {v}, {y}, {log_sum}}, .values = {{4, large}}};
+    if (more) attributes.set("dropout", 0.25), attributes.set("window_left", int64_t{150});
+    forward.attributes = attributes;
+    if (more) attributes.set("mask_gradient", int64_t{1});
+    backward.attributes = attributes;
+    for (OpCase* test : {&forward, &backward}) {
+      if (!more) break;
+      test->inputs.push_back({{2, 283, 300}});
+      test->values[test->inputs.size()] = {3};
+      test->inputs.push_back({{}, DType::i64});
+      test->values[test->inputs.size()] = {1234567};
+      test->inputs.push_back({{}, DType::i64});
+    }
+    expect_like_reference(forward);
+    expect_like_reference(backward);
+  }
+}
+
 // Documents that are shorter and longer than a tile, alone in a row, and one that comes again behind another; with a
 // window, dropout and padding.
 TEST(OwnAttention, IsTheReferenceOnSeveralDocumentsInARow) {
@@ -102,6 +130,59 @@ TEST(OwnAttention, LeavesOutWhatTheMaskHides) {
     expect_like_reference({.type = "AttentionBackward",
                            .inputs = {{q}, {k}, {k}, {q}, {log_sum}, spec},
                            .values = {{4, large}, {5, mask}}});
+  }
+}
+
+// Of all keys but some, or of all, a mask adds the least number or one that is only large: of the first half of the queries.
+TEST(OwnAttention, IsTheReferenceWhereAMaskAddsLargeNumbers) {
+  const Shape q{1, 2, 70, 16}, k{1, 2, 450, 16}, log_sum{1, 2, 70};
+  for (const double number : {static_cast<double>(std::numeric_limits<float>::lowest()), -2e9}) {
+    for (const int64_t hidden : {400, 450}) {
+      if (hidden == 450 && number == -2e9) continue;  // doubles keep of the scores what floats lose
+      std::vector<double> mask, log_sums;
+      for (int64_t l = 0; l < 70; ++l) {
+        for (int64_t s = 0; s < 450; ++s) mask.push_back(l < 35 && s < hidden ? number : 0);
+      }
+      for (int64_t i = 0; i < 140; ++i) log_sums.push_back(i % 70 < 35 && hidden == 450 ? number : 7.5);
+      const Attributes causal{{"window_right", int64_t{300}}};
+      expect_like_reference({.type = "AttentionForward",
+                             .inputs = {{q}, {k}, {k}, {{70, 450}}},
+                             .attributes = hidden == 450 ? causal : Attributes{},
+                             .values = {{3, mask}}});
+      expect_like_reference({.type = "AttentionBackward",
+                             .inputs = {{q}, {k}, {k}, {q}, {log_sum}, {{70, 450}}},
+                             .attributes = hidden == 450 ? causal : Attributes{},
+                             .values = {{4, log_sums}, {5, mask}}});
+    }
+  }
+}
+
+// Of 283 queries those behind 160 see no key of 150.
+TEST(OwnAttention, IsTheReferenceWhereQueriesSeeNoKey) {
+  const Shape q{2, 2, 283, 16}, k{2, 1, 150, 16}, v{2, 1, 150, 8}, y{2, 2, 283, 8}, log_sum{2, 2, 283};
+  std::vector<double> log_sums;
+  for (int64_t i = 0; i < 4 * 283; ++i) log_sums.push_back(i % 283 < 160 ? 7.5 : INFINITY);
+  for (const int64_t blind : {1, 2}) {
+    for (const bool more : {false, true}) {
+      Attributes attributes{{"enable_gqa", int64_t{1}}, {"window_left", int64_t{10}}, {"blind", blind}};
+      OpCase forward{.type = "AttentionForward", .inputs = {{q}, {k}, {v}}};
+      OpCase backward{
+          .type = "AttentionBackward", .inputs = {{q}, {k}, {v}, {y}, {log_sum}}, .values = {{4, log_sums}}};
+      if (more) attributes.set("dropout", 0.25), attributes.set("softcap", 1.5);
+      forward.attributes = attributes;
+      if (more) attributes.set("mask_gradient", int64_t{1});
+      backward.attributes = attributes;
+      for (OpCase* test : {&forward, &backward}) {
+        if (!more) break;
+        test->inputs.push_back({{2, 283, 150}});
+        test->values[test->inputs.size()] = {3};
+        test->inputs.push_back({{}, DType::i64});
+        test->values[test->inputs.size()] = {1234567};
+        test->inputs.push_back({{}, DType::i64});
+      }
+      expect_like_reference(forward);
+      expect_like_reference(backward);
+    }
   }
 }
 

@@ -132,6 +132,7 @@ class AttentionBase : public CudaKernel {
     mask.to_row = a_.mask.to_row, mask.to_column = a_.mask.to_column;
     return mask;
   }
+  bool alike() const { return a_.blind != Attention::Blind::zero; }
   const int32_t* documents() const {
     return a_.documents_at < 0 ? nullptr : input<int32_t>(static_cast<size_t>(a_.documents_at));
   }
@@ -178,10 +179,13 @@ class AttentionForwardKernel final : public AttentionBase {
       AxisRow* const of_rows = row_scratch<AxisRow>();
       scores_.run(input(0) + queries_at(round), input(1) + keys_at(round), buffer(0), product_scratch());
       launch(AttentionScores{.scores = buffer(0),
+                             .slopes = nullptr,
                              .log_sums = nullptr,
                              .mask = mask(),
                              .place = place(round),
                              .scale = static_cast<float>(a_.scale),
+                             .softcap = static_cast<float>(a_.softcap),
+                             .alike = alike(),
                              .left = a_.left,
                              .right = a_.right,
                              .documents = documents(),
@@ -192,8 +196,10 @@ class AttentionForwardKernel final : public AttentionBase {
           AxisSums{
               .rows = of_rows, .log_sums = output(1) + round * rows(), .x = buffer(0), .place = along, .masked = true},
           rows());
-      launch(AttentionProbabilities{.scores = buffer(0), .rows = of_rows, .place = place(round), .dropout = dropout()},
-             AttentionBase::scores());
+      launch(
+          AttentionProbabilities{
+              .scores = buffer(0), .rows = of_rows, .place = place(round), .dropout = dropout(), .alike = alike()},
+          AttentionBase::scores());
       results_.run(buffer(0), input(2) + values_at(round), output(0) + results_at(round), product_scratch());
     }
   }
@@ -212,28 +218,42 @@ class AttentionBackwardKernel final : public AttentionBase {
     prepare(op, kernel, keys_, {.m = a_.keys, .n = a_.width, .k = a_.queries, .transpose_a = true}, true, false);
     prepare(op, kernel, values_, {.m = a_.keys, .n = a_.value_width, .k = a_.queries, .transpose_a = true}, true,
             false);
-    lay_out_workspace(2);
+    lay_out_workspace(a_.softcap != 0 ? 3 : 2);
     if (op.outputs.size() > 3) mask_elements_ = element_count(graph.tensor(op.outputs[3]).shape);
   }
 
  private:
   void work() override {
     const float scale = static_cast<float>(a_.scale);
+    float* const slopes = a_.softcap != 0 ? buffer(2) : nullptr;
     for (int64_t round = 0; round < rounds(); ++round) {
       double* const dots = row_scratch<double>();
       const float *q = input(0) + queries_at(round), *k = input(1) + keys_at(round), *v = input(2) + values_at(round),
                   *dy = input(3) + results_at(round);
       scores_.run(q, k, buffer(0), product_scratch());
       launch(AttentionScores{.scores = buffer(0),
-                             .log_sums = input(4),
+                             .slopes = slopes,
+                             .log_sums = adds_mask() ? nullptr : input(4),
                              .mask = mask(),
                              .place = place(round),
                              .scale = scale,
+                             .softcap = static_cast<float>(a_.softcap),
+                             .alike = alike(),
                              .left = a_.left,
                              .right = a_.right,
                              .documents = documents(),
                              .heads_of_documents = a_.heads_of_documents},
              scores());
+      if (adds_mask()) {
+        AxisRow* const of_rows = row_scratch<AxisRow>();
+        const AxisPlace along{.length = a_.keys, .inner = 1};
+        launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
+        launch(AxisSums{.rows = of_rows, .log_sums = nullptr, .x = buffer(0), .place = along, .masked = true}, rows());
+        launch(
+            AttentionProbabilities{
+                .scores = buffer(0), .rows = of_rows, .place = place(round), .dropout = {}, .alike = alike()},
+            scores());
+      }
       gradients_.run(dy, v, buffer(1), product_scratch());
       launch(AttentionDots{.dots = dots,
                            .probabilities = buffer(0),
@@ -244,6 +264,8 @@ class AttentionBackwardKernel final : public AttentionBase {
       launch(AttentionScoreGradients{.probabilities = buffer(0),
                                      .gradients = buffer(1),
                                      .dots = dots,
+                                     .slopes = mask_elements_ > 0 ? nullptr : slopes,
+                                     .fixed_scores = a_.blind == Attention::Blind::alike ? input(4) : nullptr,
                                      .place = place(round),
                                      .dropout = dropout(),
                                      .factor = mask_elements_ > 0 ? 1 : scale},
@@ -256,13 +278,16 @@ class AttentionBackwardKernel final : public AttentionBase {
                                      .heads = heads_ * a_.groups,
                                      .adds = round > 0},
                mask_elements_);
-        launch(ScaleScores{.scores = buffer(1), .scale = scale}, scores());
+        launch(ScaleScores{.scores = buffer(1), .slopes = slopes, .scale = scale}, scores());
       }
       queries_.run(buffer(1), k, output(0) + queries_at(round), product_scratch());
       keys_.run(buffer(1), q, output(1) + keys_at(round), product_scratch());
       values_.run(buffer(0), dy, output(2) + values_at(round), product_scratch());
     }
   }
+
+  // A mask's least numbers are so large that a log_sum of a query which sees nothing else says no more than they do.
+  bool adds_mask() const { return a_.mask.present && !a_.mask.bytes; }
 
   RoundProduct scores_, gradients_, queries_, keys_, values_;
   int64_t mask_elements_ = 0;

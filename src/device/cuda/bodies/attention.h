@@ -53,13 +53,18 @@ PLIMSOLL_BODY float kept(const AttentionDropout& dropout, int64_t draw, float va
   return draw_of(dropout.stream, draw) >= dropout.threshold ? value * dropout.scale : 0;
 }
 
+// A score that is added to this is lost in it, and a sum of exponentials is not lost in doubles, as it would be in a float's least.
+inline constexpr float kLeastAdded = -1e10f;
+
 struct AttentionScores {  // in place: scaled and masked; with log_sums made probabilities
   using Kind = EachFour;
   float* scores;
+  float* slopes;          // or null: where what tanh lets through of each goes, if scores are capped
   const float* log_sums;  // or null
   AttentionMask mask;
   ScorePlace place;
-  float scale;
+  float scale, softcap;      // 0: not capped
+  bool alike;                // a query that sees no key attends to all alike
   int64_t left, right;       // how far before and behind its own place a query sees
   const int32_t* documents;  // or null: a query sees keys of its own id, in the row of so many heads
   Divisor heads_of_documents;
@@ -73,6 +78,11 @@ struct AttentionScores {  // in place: scaled and masked; with log_sums made pro
   PLIMSOLL_BODY float of(int64_t i, float score) const {
     const ScoreSpot spot = score_spot(place, i);
     float v = score * scale;
+    if (softcap != 0) {
+      const float bent = tanhf(v / softcap);
+      v = softcap * bent;
+      if (slopes != nullptr) slopes[i] = 1 - bent * bent;
+    }
     if (spot.s > spot.l + right || spot.s < spot.l - left) v = -INFINITY;
     if (documents != nullptr) {
       const int32_t* const ids =
@@ -82,9 +92,10 @@ struct AttentionScores {  // in place: scaled and masked; with log_sums made pro
     }
     const int64_t at = mask_offset(mask, spot.head) + spot.l * mask.to_row + spot.s * mask.to_column;
     if (mask.allowed != nullptr && mask.allowed[at] == 0) v = -INFINITY;
-    if (mask.added != nullptr) v += mask.added[at];
-    if (log_sums != nullptr) v = static_cast<float>(exp(static_cast<double>(v) - log_sums[spot.row]));
-    return v;
+    if (mask.added != nullptr) v += mask.added[at] == -INFINITY ? -INFINITY : fmaxf(mask.added[at], kLeastAdded);
+    if (log_sums == nullptr) return v;
+    if (alike && log_sums[spot.row] == INFINITY) return 1 / static_cast<float>(place.keys.value);
+    return static_cast<float>(exp(static_cast<double>(v) - log_sums[spot.row]));
   }
 };
 struct AttentionProbabilities {  // in place
@@ -93,9 +104,12 @@ struct AttentionProbabilities {  // in place
   const AxisRow* rows;  // of these heads
   ScorePlace place;
   AttentionDropout dropout;
+  bool alike;
   PLIMSOLL_BODY float of(int64_t i, float score) const {
     const double log_sum = rows[divide(i, place.keys).quotient].log_sum;
-    return kept(dropout, score_spot(place, i).draw, static_cast<float>(exp(score - log_sum)));
+    const float p = alike && log_sum == INFINITY ? 1 / static_cast<float>(place.keys.value)
+                                                 : static_cast<float>(exp(score - log_sum));
+    return kept(dropout, score_spot(place, i).draw, p);
   }
   PLIMSOLL_BODY void run(int64_t i) const { scores[i] = of(i, scores[i]); }
   PLIMSOLL_BODY void four(int64_t i) const {
@@ -129,6 +143,8 @@ struct AttentionScoreGradients {  // in place: probabilities dropped, gradients 
   float* probabilities;
   float* gradients;
   const double* dots;
+  const float* slopes;        // or null
+  const float* fixed_scores;  // or null: the log_sums; a query that sees no key gives its scores no gradient
   ScorePlace place;
   AttentionDropout dropout;
   float factor;
@@ -136,6 +152,8 @@ struct AttentionScoreGradients {  // in place: probabilities dropped, gradients 
     const int64_t draw = score_spot(place, i).draw;
     const float dot = static_cast<float>(dots[divide(i, place.keys).quotient]);
     gradient = p * (kept(dropout, draw, gradient) - dot) * factor;
+    if (slopes != nullptr) gradient *= slopes[i];
+    if (fixed_scores != nullptr && fixed_scores[score_spot(place, i).row] == INFINITY) gradient = 0;
     p = kept(dropout, draw, p);
   }
   PLIMSOLL_BODY void run(int64_t i) const {
@@ -180,11 +198,13 @@ struct AttentionMaskGradient {  // an element of the mask each
 struct ScaleScores {
   using Kind = EachFour;
   float* scores;
+  const float* slopes;  // or null
   float scale;
-  PLIMSOLL_BODY void run(int64_t i) const { scores[i] *= scale; }
+  PLIMSOLL_BODY float of(int64_t i, float v) const { return v * scale * (slopes != nullptr ? slopes[i] : 1); }
+  PLIMSOLL_BODY void run(int64_t i) const { scores[i] = of(i, scores[i]); }
   PLIMSOLL_BODY void four(int64_t i) const {
     Four values = load_four(scores + i);
-    for (float& v : values.v) v *= scale;
+    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
     store_four(scores + i, values);
   }
   bool by_four() const { return lie_by_four(scores); }
