@@ -49,12 +49,8 @@ class InputFile {
   int64_t size() const { return size_; }
   // Throws Error(corrupt_file) where the file ends before.
   void read(int64_t offset, std::span<std::byte> into) const;
-  // The same by mapping these bytes for as long as it takes (src/base/mapped_read.cpp).
-  void read_mapped(int64_t offset, std::span<std::byte> into) const;
 
  private:
-  bool copy_mapped(int64_t offset, std::span<std::byte> into) const;
-
   std::filesystem::path path_;
   int fd_ = -1;
   int64_t size_ = 0;

@@ -1,6 +1,7 @@
 // Texts as token ids: files of ids of 2 or 4 bytes, files of bytes, the bundled book, and generated tokens. Files stay on disk. A
-// window is mapped while it is read, and only then are its ids compared with the vocabulary: a file of any size is opened
-// at once, and takes no memory.
+// window is read when it is wanted, and only then are its ids compared with the vocabulary: a file of any size is opened at
+// once, and takes no memory. Files are not mapped: one that is cut short meanwhile is an error then, and no signal, and its
+// pages are not the process's memory.
 //
 //   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 ...           a window's label is the token that follows, so a window of a causal
 //            [------ window 0 ----]                    network has one token more than its context
@@ -36,7 +37,7 @@ struct TextSource {
     while (!ids.empty()) {
       const size_t some = std::min(ids.size(), kPiece / static_cast<size_t>(id_bytes));
       const std::span<std::byte> bytes(piece, some * static_cast<size_t>(id_bytes));
-      file.read_mapped((begin + first) * id_bytes, bytes);
+      file.read((begin + first) * id_bytes, bytes);
       parse_tokens(bytes, id_bytes, begin + first, vocabulary, name(), ids.first(some));
       first += static_cast<int64_t>(some);
       ids = ids.subspan(some);
