@@ -123,6 +123,7 @@ class Flow {
   std::map<std::pair<uint64_t, bool>, SharedDescents> descents_;
 };
 
-constexpr int32_t kManyOps = 5000;  // for such a graph, the first plan that fits is taken: each takes seconds
+inline constexpr double kRounding = 1 + 1e-9;  // of times that are equal
+inline constexpr int32_t kManyOps = 5000;  // for such a graph, the first plan that fits is taken: each takes seconds
 
 }  // namespace plimsoll

@@ -17,8 +17,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kRounding = 1 + 1e-9;  // of times that are equal
-
 // The step with its wide layers undivided: what is pinned may be such a one. It is faster, if anything, only where there is
 // room for all: else it would have more to compute again. With `exact`, results must not follow the budget.
 bool may_be_undivided(const Program& by_rows, const CompileOptions& options) {

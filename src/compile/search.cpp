@@ -21,10 +21,9 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kLimitsTried = 4;      // workspace limits between the largest and none
-constexpr size_t kTriedAtOnce = 2;      // choices of kernels; where none is better, those after them are hardly ever
-constexpr double kRounding = 1 + 1e-9;  // of times that are equal
-constexpr int kUpgrades = 2;            // of the plan's free bytes with faster kernels
+constexpr size_t kLimitsTried = 4;  // workspace limits between the largest and none
+constexpr size_t kTriedAtOnce = 2;  // choices of kernels; where none is better, those after them are hardly ever
+constexpr int kUpgrades = 2;        // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
   return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
