@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "base/names.h"
@@ -101,7 +103,11 @@ std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   auto refuse = [](const std::string& what) {
     // All ranks have the same arguments, unless mpirun was given several programs.
     const char* const programs = std::getenv("OMPI_NUM_APP_CTX");
-    if (launched_rank() == 0 || (programs != nullptr && std::atoi(programs) > 1)) cli::complain(what);
+    if (launched_rank() == 0 || (programs != nullptr && std::atoi(programs) > 1)) {
+      cli::complain(what);
+    } else {  // the launcher ends all as soon as one has failed: the first says why before that
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
     return cli::kBadInput;
   };
   try {
