@@ -27,13 +27,12 @@ constexpr int64_t kMostInputBytes =
     6 * 1024 * 1024;                     // of a thread's transformed pixels, while output channels go by blocks
 constexpr int64_t kFewestChannels = 64;  // of such a block
 constexpr int64_t kBlockTiles = 64;      // at least, so that products are worth their start
-constexpr int64_t kApart =
-    80;  // floats between matrices: their sizes are powers of two, which share few lines of a cache
+// Floats between matrices: their sizes are powers of two, which share few lines of a cache.
+constexpr int64_t kApart = 80;
 
 // The sides of the convolution that is computed: of the pass to the data, `in` is dy.
 struct Winograd {
   bool backward_data = false, sums = false;
-  size_t image = 0, weights = 1;  // which inputs; of a gradient of weights, `weights` is dy
   int64_t in_channels = 0, out_channels = 0;
   int64_t in_h = 0, in_w = 0, out_h = 0, out_w = 0;
   int64_t before_h = 0, before_w = 0;
