@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps of Hugging Face's networks at their real sizes, AdamW, fp32, on random data: by PyTorch or by plimsoll.compile.
 
-    transformers_bench.py gpt2|bert|vit-b16|llama-125m|llama-1b|llama-1b-lora BATCH eager|compiled|plimsoll [--memory SIZE] [--memory-is arena|process] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N]
+    transformers_bench.py gpt2|bert|vit-b16|llama-125m|llama-1b|llama-1b-lora BATCH eager|compiled|plimsoll [--memory SIZE] [--memory-is arena|process] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N] [--device cuda] [--tf32]
 
 Prints one line of JSON: {"step_ms": [...], "losses": [...], "peak_bytes": the largest resident size less what the process had before the
 model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. The first two steps are not among step_ms. What fails is a
@@ -71,9 +71,12 @@ def resident(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":")) * 1024
 
 
-def by_pytorch(model, batch, compiled):
+def by_pytorch(model, batch, args):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
+    model.to(args.device)
+    batch = {name: given.to(args.device) for name, given in batch.items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    run = torch.compile(model) if compiled else model
+    run = torch.compile(model) if args.way == "compiled" else model
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -82,15 +85,16 @@ def by_pytorch(model, batch, compiled):
         optimizer.step()
         return loss.item()
 
-    return step, dict
+    return step, lambda: {"gpu_peak_bytes": torch.cuda.max_memory_allocated()} if args.device != "cpu" else {}
 
 
 def by_plimsoll(model, batch, args):
     import plimsoll
 
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    device = args.device + "+tf32" * args.tf32
     limits = {"memory": args.memory, "memory_is": args.memory_is, "host_memory": args.host_memory, "spill": args.spill}
-    step = plimsoll.compile(model, optimizer, example=batch, progress=False, **{name: limit for name, limit in limits.items() if limit})
+    step = plimsoll.compile(model, optimizer, example=batch, progress=False, device=device, **{name: limit for name, limit in limits.items() if limit})
     return lambda: step(batch), lambda: {"arena_bytes": step.plan["measured_peak_bytes"], "predicted_ms": step.plan["step_time_ms"],
                                          "lower_bound_ms": step.plan.get("lower_bound_ms")}
 
@@ -104,6 +108,8 @@ def main():
         parser.add_argument(limit)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tokens", type=int, help="of a sequence")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--tf32", action="store_true", help="matrix products may round their inputs to TF32")
     args = parser.parse_args()
     try:
         import transformers  # noqa: F401
@@ -112,7 +118,7 @@ def main():
         torch.manual_seed(0)
         model, batch = MODELS[args.model](args.batch, *[args.tokens] * bool(args.tokens))
         model.train()
-        step, told = by_plimsoll(model, batch, args) if args.way == "plimsoll" else by_pytorch(model, batch, args.way == "compiled")
+        step, told = by_plimsoll(model, batch, args) if args.way == "plimsoll" else by_pytorch(model, batch, args)
         losses, step_ms = [], []
         for _ in range(2 + args.steps):
             start = time.perf_counter()

@@ -74,7 +74,7 @@ def tests(bench, program, pattern, processes=1):
 def conformance(bench, program):
     device = bench.device.replace(":", "_")
     pattern = f"*/{device}_Add:*/{device}_tf32_FullyConnected" if bench.options.tiny else f"*/{device}*"
-    tests(bench, program, pattern, processes=min(4, os.cpu_count()))
+    tests(bench, program, pattern, processes=max(1, min(8, os.cpu_count() // 2)))
 
 
 def gradients(bench, program):
