@@ -75,8 +75,7 @@ void expect_equal_bits(int outputs, const Make& make) {
 using Outputs = std::vector<Values>;
 
 // Channels of an odd number of pixels; the last channel is cut.
-Image image_of_layout(bool channels_last) {
-  constexpr int64_t c = 6, h = 3, w = 5;
+Image image_of_layout(bool channels_last, int64_t c = 6, int64_t h = 3, int64_t w = 5) {
   return with_pixels({.n = 3,
                       .c = c,
                       .h = h,
@@ -187,7 +186,7 @@ TEST(CudaByFour, GivesTheBitsOfNormsOneByOne) {
   std::mt19937 random(3);
   for (uint8_t& byte : mask) byte = static_cast<uint8_t>(random());
   for (const bool masked : {false, true}) {
-    for (const bool last : {false, true}) {
+    for (const Image& image : {image_of_layout(false), image_of_layout(true), image_of_layout(true, 8)}) {
       expect_equal_bits(2, [&](Outputs& y) {
         return NormalizeBackward{.dx = y[0].at(),
                                  .dresidual = masked ? y[1].at() : nullptr,
@@ -199,8 +198,9 @@ TEST(CudaByFour, GivesTheBitsOfNormsOneByOne) {
                                  .dgamma = dgamma.at(),
                                  .dbeta = dbeta.at(),
                                  .mask = masked ? mask.data() : nullptr,
-                                 .image = image_of_layout(last),
-                                 .one_by_n = 0.01F};
+                                 .image = image,
+                                 .one_by_n = 0.01F,
+                                 .fours = channels_lie_by_four(image, gamma.at(), mean.at())};
       });
     }
   }
@@ -218,6 +218,42 @@ TEST(CudaByFour, GivesTheBitsOfNormsOneByOne) {
       });
     }
   }
+}
+
+// A window of 3 x 3 that moves by 2, with padding before: fours of pixels, and of channels.
+TEST(CudaByFour, GivesTheBitsOfPoolsOneByOne) {
+  const Values dy(1);
+  std::mt19937 random(5);
+  std::vector<uint8_t> index(kCount);
+  for (uint8_t& tap : index) tap = static_cast<uint8_t>(random() % 9);
+  const auto slide = [](int64_t in, int64_t out) {
+    return Slide{.in = in, .out = out, .kernel = 3, .stride = 2, .before = 1};
+  };
+  for (const bool last : {false, true}) {
+    const Image large = image_of_layout(last, 4, 5, 8), small = image_of_layout(last, 4, 3, 4);
+    const Slide h = slide(5, 3), w = slide(8, 4);
+    expect_equal_bits(1, [&](Outputs& y) {
+      return MaxPoolBackward{
+          .dx = y[0].at(), .dy = dy.at(), .index = index.data(), .small = small, .large = large, .h = h, .w = w};
+    });
+  }
+  const Image large = image_of_layout(true, 4, 9, 15), small = image_of_layout(true, 4, 5, 8);
+  std::vector<Four> x(3 * 4 * 9 * 15 / 4);
+  for (Four& four : x) {
+    for (float& v : four.v) v = random() % 10 == 0 ? NAN : static_cast<float>(random() % 5);
+  }
+  std::vector<uint8_t> taps[2] = {std::vector<uint8_t>(kCount + 4), std::vector<uint8_t>(kCount + 4)};
+  int made = 0;
+  expect_equal_bits(1, [&](Outputs& y) {
+    return MaxPool{.y = y[0].at(),
+                   .index = taps[made++].data(),
+                   .x = &x[0].v[0],
+                   .small = small,
+                   .large = large,
+                   .h = slide(9, 5),
+                   .w = slide(15, 8)};
+  });
+  EXPECT_EQ(taps[0], taps[1]);
 }
 
 TEST(CudaByFour, GivesTheBitsOfSoftmaxAndLossOneByOne) {

@@ -30,6 +30,12 @@ using testing::FakeDoor;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+std::vector<std::string> kernels_of(const Device& device, const Graph& graph, OpId op) {
+  std::vector<std::string> names;
+  for (const KernelSpec& spec : device.kernels(graph, graph.op(op), LayoutFamily::plain)) names.push_back(spec.name);
+  return names;
+}
+
 // A convolution, with bias and ReLU where that is asked for, and its kernel on memory of the device's.
 class Example {
  public:
@@ -97,6 +103,37 @@ TEST(CudaEngines, AreOfferedBehindTheFixedFunctionsByTheirNumbersAndKnobs) {
   EXPECT_THAT(names, ElementsAre("cudnn:fft", "cudnn:implicit_precomp_gemm", "cudnn:implicit_gemm", "cudnn:eng70_k2=4",
                                  "cudnn:nondeterministic_eng25_k2=2", "cudnn:winograd_eng12"));
   EXPECT_EQ(specs[3].workspace, 1400_B);
+}
+
+// Some of cuDNN's take the padding behind an image for that before it.
+TEST(CudaEngines, OfWeightGradientsAreAskedForAPaddedCopyWhereTheSidesDiffer) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  std::vector<Bytes> workspaces;
+  for (const Shape& padding : {Shape{1, 1, 1, 1}, Shape{0, 1, 2, 1}}) {
+    Graph graph;
+    const TensorId x = graph.add_source("x", {2, 4, 8, 8}, DType::f32, Role::input);
+    const TensorId dy = graph.add_source("dy", {2, 4, 8, 8}, DType::f32, Role::input);
+    const OpId op = graph.add_op("ConvBackwardWeights", "dw", "dw", {x, dy},
+                                 {{"padding", padding}, {"kernel", Shape{3, 3}}});
+    EXPECT_THAT(kernels_of(*device, graph, op), Contains("cudnn:fft"));  // by no padding, or by the same on both sides
+    for (const KernelSpec& spec : device->kernels(graph, graph.op(op), LayoutFamily::plain)) {
+      if (spec.name == "cudnn:fft") workspaces.push_back(spec.workspace);
+    }
+  }
+  ASSERT_EQ(workspaces.size(), 2U);
+  EXPECT_GE(workspaces[1].count, 2 * 4 * 10 * 10 * 4);
+}
+
+TEST(CudaEngines, ByWinogradAreLeftOutOfWideWindows) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  for (const int64_t side : {3, 5}) {
+    Graph graph;
+    const TensorId x = graph.add_source("x", {2, 4, 8, 8}, DType::f32, Role::input);
+    const TensorId w = graph.add_source("w", {4, 4, side, side}, DType::f32, Role::parameter);
+    const OpId op = graph.add_op("ConvForward", "conv", "conv", {x, w});
+    const std::vector<std::string> names = kernels_of(*device, graph, op);
+    EXPECT_EQ(std::count(names.begin(), names.end(), "cudnn:winograd_eng12"), side == 3);
+  }
 }
 
 TEST(CudaEngines, AreTheBestTenOfEachPrecision) {

@@ -11,8 +11,8 @@ namespace plimsoll::cuda {
 namespace {
 
 constexpr int64_t kLeastPiece = 2048, kLeastAcross = 16;           // elements worth a block, and a thread
-constexpr int64_t kBlocksEnough = 1024, kThreadsEnough = 1 << 17;  // to fill a GPU
-constexpr int64_t kMostPieces = 1024;
+constexpr int64_t kBlocksEnough = 1024, kThreadsEnough = 1 << 16;  // to fill a GPU
+constexpr int64_t kMostPieces = 1024, kMostAcross = 4096;
 
 std::vector<size_t> sizes(const Graph& graph, const std::vector<TensorId>& tensors) {
   std::vector<size_t> result;
@@ -202,9 +202,10 @@ Pieces pieces_of(const Image& image) {
   const int64_t elements = image.n * image.h * image.w, channels = std::max<int64_t>(image.c, 1);
   const bool across = image.to_c == 1;
   const int64_t worth = elements / (across ? kLeastAcross : kLeastPiece),
-                enough = (across ? kThreadsEnough : kBlocksEnough) / channels;
-  const int64_t pieces = std::clamp<int64_t>(std::min(worth, enough), 1, kMostPieces);
-  const int64_t length = (elements + pieces - 1) / pieces;
+                enough = across ? kThreadsEnough * (channels % 4 == 0 ? 4 : 1) / channels : kBlocksEnough / channels;
+  const int64_t pieces = std::clamp<int64_t>(std::min(worth, enough), 1, across ? kMostAcross : kMostPieces);
+  int64_t length = (elements + pieces - 1) / pieces;
+  if (!across && image.pixels % 4 == 0) length = (length + 3) / 4 * 4;
   return {.image = image, .pieces = (elements + length - 1) / length, .length = length, .elements = elements};
 }
 

@@ -83,11 +83,14 @@ class CudaKernel : public Kernel {
   // Sums over each channel, in pieces.
   template <class Term>
   void sum_channels(const Term& term, const Pieces& pieces, SumPair* sums) const {
-    const int64_t count = pieces.image.c * pieces.pieces;
-    if (pieces.image.to_c == 1) {
-      launch(SumPiecesAcross<Term>{term, pieces, sums}, count);
+    const Image& image = pieces.image;
+    if (image.to_c == 1) {
+      const bool fours = image.c % 4 == 0 && image.to_w % 4 == 0 && term.by_four();
+      launch(SumPiecesAcross<Term>{term, pieces, sums, fours ? image.c / 4 : 0},
+             (fours ? image.c / 4 : image.c.value) * pieces.pieces);
     } else {
-      launch(SumPieces<Term>{term, pieces, sums}, count);
+      const bool fours = image.to_w == 1 && image.pixels % 4 == 0 && pieces.length % 4 == 0 && term.by_four();
+      launch(SumPieces<Term>{term, pieces, sums, fours}, image.c * pieces.pieces);
     }
   }
   Door& door() const { return *door_; }

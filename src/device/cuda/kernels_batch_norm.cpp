@@ -62,7 +62,8 @@ class BatchNormForwardKernel final : public BatchNorm {
                      .epsilon = static_cast<float>(epsilon_),
                      .image = pieces_.image,
                      .elements = elements_,
-                     .relu = relu_},
+                     .relu = relu_,
+                     .fours = channels_lie_by_four(pieces_.image, input(1), input(2), mean, inv_std, variance)},
            (elements_ + kMaskGroup - 1) / kMaskGroup);
   }
 
@@ -94,7 +95,8 @@ class BatchNormBackwardKernel final : public BatchNorm {
                              .dbeta = output(2),
                              .mask = mask,
                              .image = pieces_.image,
-                             .one_by_n = static_cast<float>(1.0 / static_cast<double>(pieces_.elements))},
+                             .one_by_n = static_cast<float>(1.0 / static_cast<double>(pieces_.elements)),
+                             .fours = channels_lie_by_four(pieces_.image, input(2), input(3), input(4), output(1), output(2))},
            elements_);
   }
 };

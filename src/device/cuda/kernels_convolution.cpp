@@ -133,6 +133,36 @@ Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles,
           .relu = has_relu(op)};
 }
 
+// cuDNN 9.19 offers engines for weight gradients that take the padding behind an image for that before it. So where the two
+// differ, such a gradient is that of a padded copy of x, which lies in the workspace.
+bool needs_padded_copy(const Convolution& c) {
+  return c.pass == Pass::backward_weights && (c.top != c.bottom || c.left != c.right || c.front != c.rear);
+}
+Convolution of_padded_copy(Convolution c) {
+  c.d += c.front + c.rear, c.h += c.top + c.bottom, c.w += c.left + c.right;
+  c.front = c.rear = c.top = c.bottom = c.left = c.right = 0;
+  return c;
+}
+PadShape padded_copy(const Convolution& c) {
+  const Convolution copy = of_padded_copy(c);
+  PadShape shape{.mode = PadWith::constant, .rank = 0};
+  const auto add = [&shape](int64_t in, int64_t begin, int64_t out) {
+    const auto d = static_cast<size_t>(shape.rank++);
+    shape.in[d] = in, shape.begin[d] = begin, shape.out[d] = out;
+  };
+  const int64_t outer = c.channels_last ? c.n : c.n * c.c;
+  add(outer, 0, outer);
+  if (c.deep) add(c.d, c.front, copy.d);
+  add(c.h, c.top, copy.h);
+  add(c.w, c.left, copy.w);
+  if (c.channels_last) add(c.c, 0, c.c);
+  return shape;
+}
+int64_t padded_copy_bytes(const Convolution& c) {
+  if (!needs_padded_copy(c)) return 0;
+  return (of_padded_copy(c).x_elements() * static_cast<int64_t>(sizeof(float)) + 255) / 256 * 256;
+}
+
 std::string key_of(const Convolution& c) {
   return fmt::format("{} {} {} {} {}", static_cast<int>(c.pass), c.channels_last, c.deep, c.bias, c.relu) +
          fmt::format(" {} {} {} {} {} {} {} {}", c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.groups) +
@@ -252,6 +282,11 @@ class CudnnKernel final : public ConvolutionKernel {
       : ConvolutionKernel(context, graph, op),
         context_(context),
         convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())) {
+    if (needs_padded_copy(convolution_)) {
+      copy_ = padded_copy(convolution_);
+      copy_bytes_ = padded_copy_bytes(convolution_);
+      convolution_ = of_padded_copy(convolution_);
+    }
     const std::optional<ConvolutionAlgorithm> found = find_algorithm(context, convolution_, kernel);
     if (!found) throw_no_kernel(op, kernel);
     algorithm_ = *found;
@@ -261,15 +296,26 @@ class CudnnKernel final : public ConvolutionKernel {
       if (error.code() != ErrorCode::unsupported) throw;
       refusal_ = error.what();
     }
-    workspace_bytes_ = std::max(workspace_bytes_, prepared_ ? prepared_->workspace() : algorithm_.workspace);
+    workspace_bytes_ =
+        std::max(workspace_bytes_, Bytes{copy_bytes_} + (prepared_ ? prepared_->workspace() : algorithm_.workspace));
   }
 
  private:
   void work() override {
     try {
       if (!prepared_) throw Error(ErrorCode::unsupported, refusal_);
-      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1),
-                     algorithm_.fused ? input(2) : nullptr, output(0), scratch<void>());
+      const float* large = input(roles_.large_is_second ? 1 : 0);
+      if (copy_bytes_ > 0) {
+        float* const copy = scratch<float>();
+        launch(PadElements<uint32_t>{.y = reinterpret_cast<uint32_t*>(copy),
+                                     .x = reinterpret_cast<const uint32_t*>(large),
+                                     .value = 0,
+                                     .shape = copy_},
+               convolution_.x_elements());
+        large = copy;
+      }
+      prepared_->run(large, input(roles_.large_is_second ? 0 : 1), algorithm_.fused ? input(2) : nullptr, output(0),
+                     scratch<std::byte>(copy_bytes_));
     } catch (const Error& error) {
       if (error.code() == ErrorCode::unsupported) forget(context_, convolution_, algorithm_);
       throw;
@@ -285,6 +331,8 @@ class CudnnKernel final : public ConvolutionKernel {
 
   const Context& context_;  // the device's, which outlives its kernels
   Convolution convolution_;
+  PadShape copy_{};
+  int64_t copy_bytes_ = 0;  // of a padded copy of x, at the front of the workspace
   ConvolutionAlgorithm algorithm_;
   std::unique_ptr<Prepared> prepared_;
   std::string refusal_;  // why there is none: told where every refusal is, when it is run
@@ -354,9 +402,12 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
     return list.emplace_back(std::move(spec));
   };
-  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
+  Convolution convolution = convolution_of(graph, op, roles, last);
+  const Bytes copy{padded_copy_bytes(convolution)};
+  if (needs_padded_copy(convolution)) convolution = of_padded_copy(convolution);
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution)) {
     const KnownAlgorithm& known = known_algorithm(a.name);
-    KernelSpec& spec = add(name_of(a), a.workspace);
+    KernelSpec& spec = add(name_of(a), copy + a.workspace);
     spec.exact = a.deterministic && !a.tf32;
     spec.algorithm = known.algorithm;
     spec.estimate.efficiency =

@@ -90,7 +90,8 @@ class SyncForwardKernel final : public SyncBatchNorm {
                      .epsilon = static_cast<float>(epsilon_),
                      .image = pieces_.image,
                      .elements = elements_,
-                     .relu = relu_},
+                     .relu = relu_,
+                     .fours = channels_lie_by_four(pieces_.image, input(1), input(2), input(5), inv_std)},
            (elements_ + kMaskGroup - 1) / kMaskGroup);
   }
 
@@ -141,7 +142,8 @@ class SyncBackwardKernel final : public SyncBatchNorm {
                              .dbeta = input(6),
                              .mask = relu_ ? input<uint8_t>(7) : nullptr,
                              .image = pieces_.image,
-                             .one_by_n = static_cast<float>(1.0 / whole_elements_)},
+                             .one_by_n = static_cast<float>(1.0 / whole_elements_),
+                             .fours = channels_lie_by_four(pieces_.image, input(2), input(3), inv_std, input(5), input(6))},
            elements_);
   }
 };

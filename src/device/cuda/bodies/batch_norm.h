@@ -32,6 +32,11 @@ struct Statistics {  // a block a channel
 
 inline constexpr int kMaskGroup = 8;  // elements a thread: a byte of the mask
 
+// What an element's channel does to it.
+struct ChannelNorm {
+  float mean, factor, shift;
+  PLIMSOLL_BODY float of(float value, float beside) const { return (value - mean) * factor + shift + beside; }
+};
 struct Normalize {
   using Kind = EachElement;
   float* y;
@@ -47,38 +52,61 @@ struct Normalize {
   Image image;
   int64_t elements;
   bool relu;
-  PLIMSOLL_BODY float normal(int64_t at, float value, float beside) const {
-    const int64_t c = channel(image, at);
-    const float inv = inv_std != nullptr ? inv_std[c] : 1 / sqrtf(variance[c] + epsilon);
-    return (value - mean[c]) * (gamma[c] * inv) + beta[c] + beside;
+  bool fours;  // of channels, which lie by four
+  PLIMSOLL_BODY float inverse(float of_variance) const { return 1 / sqrtf(of_variance + epsilon); }
+  PLIMSOLL_BODY ChannelNorm norm(int64_t c) const {
+    return {mean[c], gamma[c] * (inv_std != nullptr ? inv_std[c] : inverse(variance[c])), beta[c]};
+  }
+  PLIMSOLL_BODY float cut(float z, int bit, uint32_t& bits) const {
+    bits |= static_cast<uint32_t>(z > 0) << bit;
+    return relu && !(z > 0) ? 0 : z;
+  }
+  PLIMSOLL_BODY void four(int64_t at, int bit, uint32_t& bits, ChannelWalk& walk) const {
+    Four four = load_four(x + at), beside{};
+    if (residual != nullptr) beside = load_four(residual + at);
+    if (fours) {
+      const Four means = load_four(mean + walk.c), factors = load_four(gamma + walk.c),
+                 inverses = load_four((inv_std != nullptr ? inv_std : variance) + walk.c), shifts = load_four(beta + walk.c);
+      for (int k = 0; k < 4; ++k) {
+        const float inv = inv_std != nullptr ? inverses.v[k] : inverse(inverses.v[k]);
+        const ChannelNorm norm{means.v[k], factors.v[k] * inv, shifts.v[k]};
+        four.v[k] = cut(norm.of(four.v[k], beside.v[k]), bit + k, bits);
+      }
+      walk.c = walk.c + 4 == image.c ? 0 : walk.c + 4;
+    } else {
+      ChannelNorm here = norm(walk.c);
+      for (int k = 0; k < 4; ++k) {
+        four.v[k] = cut(here.of(four.v[k], beside.v[k]), bit + k, bits);
+        if (step_on(walk, image) && k < 3) here = norm(walk.c);
+      }
+    }
+    store_four(y + at, four);
   }
   PLIMSOLL_BODY void run(int64_t i) const {
     const int64_t first = kMaskGroup * i;
     uint32_t bits = 0;
+    ChannelWalk walk = channel_walk(image, first);
     if (first + kMaskGroup <= elements) {
-      for (int half = 0; half < kMaskGroup; half += 4) {
-        const int64_t at = first + half;
-        Four four = load_four(x + at), beside{};
-        if (residual != nullptr) beside = load_four(residual + at);
-        for (int k = 0; k < 4; ++k) {
-          const float z = normal(at + k, four.v[k], beside.v[k]);
-          bits |= static_cast<uint32_t>(z > 0) << (half + k);
-          four.v[k] = relu && !(z > 0) ? 0 : z;
-        }
-        store_four(y + at, four);
-      }
+      four(first, 0, bits, walk);
+      four(first + 4, 4, bits, walk);
     } else {
       for (int k = 0; k < kMaskGroup && first + k < elements; ++k) {
         const int64_t at = first + (k & (kMaskGroup - 1));
-        const float z = normal(at, x[at], residual != nullptr ? residual[at] : 0);
-        bits |= static_cast<uint32_t>(z > 0) << k;
-        y[at] = relu && !(z > 0) ? 0 : z;
+        y[at] = cut(norm(walk.c).of(x[at], residual != nullptr ? residual[at] : 0), k, bits);
+        step_on(walk, image);
       }
     }
     if (mask != nullptr) mask[i] = static_cast<uint8_t>(bits);
   }
 };
 
+struct ChannelGradient {
+  float mean, inv_std, factor, beta_part, gamma_part;
+  PLIMSOLL_BODY float of(float value, float g) const {
+    const float x_hat = (value - mean) * inv_std;
+    return factor * (g - beta_part - x_hat * gamma_part);
+  }
+};
 struct NormalizeBackward {
   using Kind = EachFour;
   float* dx;
@@ -93,23 +121,36 @@ struct NormalizeBackward {
   const uint8_t* mask;  // or null
   Image image;
   float one_by_n;
-  PLIMSOLL_BODY float of(int64_t at, float value, float g) const {
-    const int64_t c = channel(image, at);
-    const float x_hat = (value - mean[c]) * inv_std[c];
-    return gamma[c] * inv_std[c] * (g - dbeta[c] * one_by_n - x_hat * (dgamma[c] * one_by_n));
+  bool fours;  // of channels, which lie by four
+  PLIMSOLL_BODY ChannelGradient gradient(int64_t c) const {
+    return {mean[c], inv_std[c], gamma[c] * inv_std[c], dbeta[c] * one_by_n, dgamma[c] * one_by_n};
   }
   PLIMSOLL_BODY void run(int64_t at) const {
     const float g = counts(mask, at) ? dy[at] : 0;
-    const float d = of(at, x[at], g);
+    const float d = gradient(channel(image, at)).of(x[at], g);
     if (dresidual != nullptr) dresidual[at] = g;
     dx[at] = d;
   }
   PLIMSOLL_BODY void four(int64_t at) const {
     Four values = load_four(x + at), g = load_four(dy + at);
     const uint32_t bits = mask != nullptr ? mask[at >> 3] >> (at & 7) : 15;
-    for (int k = 0; k < 4; ++k) {
-      g.v[k] = ((bits >> k) & 1) != 0 ? g.v[k] : 0;
-      values.v[k] = of(at + k, values.v[k], g.v[k]);
+    ChannelWalk walk = channel_walk(image, at);
+    for (int k = 0; k < 4; ++k) g.v[k] = ((bits >> k) & 1) != 0 ? g.v[k] : 0;
+    if (fours) {
+      const Four means = load_four(mean + walk.c), inverses = load_four(inv_std + walk.c),
+                 factors = load_four(gamma + walk.c), to_beta = load_four(dbeta + walk.c),
+                 to_gamma = load_four(dgamma + walk.c);
+      for (int k = 0; k < 4; ++k) {
+        const ChannelGradient here{means.v[k], inverses.v[k], factors.v[k] * inverses.v[k], to_beta.v[k] * one_by_n,
+                                   to_gamma.v[k] * one_by_n};
+        values.v[k] = here.of(values.v[k], g.v[k]);
+      }
+    } else {
+      ChannelGradient here = gradient(walk.c);
+      for (int k = 0; k < 4; ++k) {
+        values.v[k] = here.of(values.v[k], g.v[k]);
+        if (k < 3 && step_on(walk, image)) here = gradient(walk.c);
+      }
     }
     if (dresidual != nullptr) store_four(dresidual + at, g);
     store_four(dx + at, values);

@@ -150,6 +150,33 @@ PLIMSOLL_BODY int64_t channel(const Image& image, int64_t i) {
   return divide(i, image.c).remainder;
 }
 
+// The channels of elements that follow each other in the storage.
+struct ChannelWalk {
+  int64_t c, left;  // elements of it from here on
+};
+PLIMSOLL_BODY int64_t channel_run(const Image& image) {
+  return image.pixels > 1 && image.to_c != 1 ? image.pixels.value : 1;
+}
+PLIMSOLL_BODY ChannelWalk channel_walk(const Image& image, int64_t i) {
+  if (channel_run(image) == 1) return {divide(i, image.c).remainder, 1};
+  const Division pixel = divide(i, image.pixels);
+  return {divide(pixel.quotient, image.c).remainder, image.pixels - pixel.remainder};
+}
+// To the next element; true where it is of another channel.
+PLIMSOLL_BODY bool step_on(ChannelWalk& walk, const Image& image) {
+  if (--walk.left > 0) return false;
+  walk.left = channel_run(image);
+  walk.c = walk.c + 1 == image.c ? 0 : walk.c + 1;
+  return true;
+}
+// Images whose neighbouring elements are the channels of a pixel, or rows of channels, in fours.
+PLIMSOLL_BODY bool has_channels_by_four(const Image& image) { return image.to_c == 1 && (image.c & 3) == 0; }
+// With what lies by channel.
+template <class... T>
+bool channels_lie_by_four(const Image& image, const T*... by_channel) {
+  return has_channels_by_four(image) && lie_by_four(by_channel...);
+}
+
 PLIMSOLL_BODY int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 PLIMSOLL_BODY int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 

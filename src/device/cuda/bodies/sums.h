@@ -24,14 +24,19 @@ PLIMSOLL_BODY bool counts(const uint8_t* mask, int64_t at) {
   return mask == nullptr || ((mask[at >> 3] >> (at & 7)) & 1) != 0;
 }
 
+// What is summed: the term of an element from what was read of it, `Read` by one, `Reads` by four.
 struct Values {
+  using Reads = Four;
   const float* x;
-  PLIMSOLL_BODY SumPair term(int64_t, int64_t at) const { return {x[at], 0}; }
+  PLIMSOLL_BODY float read(int64_t at) const { return x[at]; }
+  PLIMSOLL_BODY Four read_four(int64_t at) const { return load_four(x + at); }
+  PLIMSOLL_BODY float one_of(const Four& four, int k) const { return four.v[k]; }
+  PLIMSOLL_BODY SumPair term(int64_t, float v) const { return {v, 0}; }
+  bool by_four() const { return lie_by_four(x); }
 };
-struct Moments {
-  const float* x;
-  PLIMSOLL_BODY SumPair term(int64_t, int64_t at) const {
-    const double v = x[at];
+struct Moments : Values {
+  PLIMSOLL_BODY SumPair term(int64_t, float x_here) const {
+    const double v = x_here;
     return {v, v * v};
   }
 };
@@ -42,14 +47,30 @@ struct Gradients {
   const float* mean;
   const float* inv_std;
   const uint8_t* mask;
-  PLIMSOLL_BODY SumPair term(int64_t c, int64_t at) const {
-    const float given = dy[at];  // read whether it counts or not: nothing waits for the mask
-    const double g = counts(mask, at) ? given : 0;
-    return {g, g * (static_cast<double>(x[at]) - mean[c]) * inv_std[c]};
+  struct Read {
+    float x, dy;
+    bool counts;
+  };
+  struct Reads {
+    Four x, dy;
+    uint32_t counts;
+  };
+  // dy is read whether it counts or not: nothing waits for the mask.
+  PLIMSOLL_BODY Read read(int64_t at) const { return {x[at], dy[at], counts(mask, at)}; }
+  PLIMSOLL_BODY Reads read_four(int64_t at) const {
+    return {load_four(x + at), load_four(dy + at), mask != nullptr ? mask[at >> 3] >> (at & 7) : 15U};
   }
+  PLIMSOLL_BODY Read one_of(const Reads& four, int k) const {
+    return {four.x.v[k], four.dy.v[k], ((four.counts >> k) & 1) != 0};
+  }
+  PLIMSOLL_BODY SumPair term(int64_t c, const Read& here) const {
+    const double g = here.counts ? here.dy : 0;
+    return {g, g * (static_cast<double>(here.x) - mean[c]) * inv_std[c]};
+  }
+  bool by_four() const { return lie_by_four(x, dy); }
 };
 
-// Row-major images: a block a piece of a channel.
+// Row-major images: a block a piece of a channel. By fours of pixels where every piece and every image is made of such.
 template <class Term>
 struct SumPieces {
   using Kind = EachBlock;
@@ -57,29 +78,54 @@ struct SumPieces {
   Term of;
   Pieces pieces;
   SumPair* sums;  // [channel][piece]
+  bool fours = false;
   PLIMSOLL_BODY SumPair partial(int64_t block, int thread) const {
     const Division d = divide(block, pieces.pieces);
     const int64_t begin = d.remainder * pieces.length, end = smaller(begin + pieces.length, pieces.elements);
     SumPair sum;
-    for_indices(begin + thread, end, kBlock,
-                [&](int64_t e) { sum.add(of.term(d.quotient, storage_at(pieces, d.quotient, e))); });
+    if (fours) {
+      for_indices(begin / 4 + thread, end / 4, kBlock, [&](int64_t e) {
+        const auto four = of.read_four(storage_at(pieces, d.quotient, 4 * e));
+        for (int k = 0; k < 4; ++k) sum.add(of.term(d.quotient, of.one_of(four, k)));
+      });
+    } else {
+      for_indices(begin + thread, end, kBlock,
+                  [&](int64_t e) { sum.add(of.term(d.quotient, of.read(storage_at(pieces, d.quotient, e)))); });
+    }
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t block, const SumPair& sum) const { sums[block] = sum; }
 };
-// Channels last: a thread a piece of a channel, so that neighbours read neighbours.
+// Channels last: a thread a piece of a channel, or of four, so that neighbours read neighbours.
 template <class Term>
 struct SumPiecesAcross {
   using Kind = EachElement;
   Term of;
   Pieces pieces;
   SumPair* sums;
+  Divisor fours = 0;  // of channels; 0: each is taken by itself
   PLIMSOLL_BODY void run(int64_t i) const {
+    if (fours != 0) {
+      run_four(i);
+      return;
+    }
     const Division d = divide(i, pieces.image.c);
     const int64_t begin = d.quotient * pieces.length, end = smaller(begin + pieces.length, pieces.elements);
     SumPair sum;
-    for_indices(begin, end, 1, [&](int64_t e) { sum.add(of.term(d.remainder, storage_at(pieces, d.remainder, e))); });
+    for_indices(begin, end, 1,
+                [&](int64_t e) { sum.add(of.term(d.remainder, of.read(storage_at(pieces, d.remainder, e)))); });
     sums[d.remainder * pieces.pieces + d.quotient] = sum;
+  }
+  PLIMSOLL_BODY void run_four(int64_t i) const {
+    const Division d = divide(i, fours);
+    const int64_t c = 4 * d.remainder, begin = d.quotient * pieces.length,
+                  end = smaller(begin + pieces.length, pieces.elements);
+    SumPair sum[4];
+    for_indices(begin, end, 1, [&](int64_t e) {
+      const auto four = of.read_four(storage_at(pieces, c, e));
+      for (int k = 0; k < 4; ++k) sum[k].add(of.term(c + k, of.one_of(four, k)));
+    });
+    for (int k = 0; k < 4; ++k) sums[(c + k) * pieces.pieces + d.quotient] = sum[k];
   }
 };
 

@@ -19,55 +19,145 @@ PLIMSOLL_BODY int64_t place_of(const Slide& s, int64_t i, int64_t k) {
   return d.remainder == 0 && d.quotient < s.out ? d.quotient : -1;
 }
 
+PLIMSOLL_BODY bool is_channels_last(const Image& image) { return image.to_c == 1 && image.pixels > 1; }
+
+// The taps of the window at place o that lie inside: [first, last).
+struct Taps {
+  int64_t first, last;
+};
+PLIMSOLL_BODY Taps taps_inside(const Slide& s, int64_t o) {
+  const int64_t begin = tap(s, o, 0), end = s.in - begin;
+  if (s.dilation == 1) return {larger(-begin, 0), smaller(s.kernel, end)};
+  const int64_t above = s.dilation - 1;
+  return {larger(-begin + above, 0) / s.dilation, smaller(s.kernel, (end + above) / s.dilation)};
+}
+// The places whose windows may reach element i: [first, last); all of them without dilation.
+PLIMSOLL_BODY Taps places_around(const Slide& s, int64_t i) {
+  const int64_t from = i + s.before, reach = from - (s.kernel - 1) * s.dilation;
+  const int64_t first =
+      reach <= 0 ? 0 : divide(static_cast<int64_t>(static_cast<uint32_t>(reach + s.stride - 1)), s.stride).quotient;
+  return {first, smaller(divide(static_cast<int64_t>(static_cast<uint32_t>(from)), s.stride).quotient + 1, s.out)};
+}
+// The tap by which the window at place o lies on element i, or -1.
+PLIMSOLL_BODY int64_t tap_on(const Slide& s, int64_t o, int64_t i) {
+  const int64_t apart = i + s.before - o * s.stride;
+  if (s.dilation == 1) return apart;
+  return apart % s.dilation == 0 ? apart / s.dilation : -1;
+}
+
 struct MaxPool {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* y;
   uint8_t* index;
   const float* x;
   Image small, large;
   Slide h, w;
+  // Whether v, which comes later, takes the place of the best; the first not-a-number stays.
+  PLIMSOLL_BODY static bool wins(float v, float best) { return v > best || (v != v && best == best); }
   PLIMSOLL_BODY void run(int64_t i) const {
     const Spot s = spot(small, i);
+    const Taps rows = taps_inside(h, s.h), columns = taps_inside(w, s.w);
+    const int64_t left = tap(w, s.w, columns.first), across = w.dilation * large.to_w;
     int64_t winner = -1;
     float best = 0;
-    for (int64_t r = 0; r < h.kernel; ++r) {
-      const int64_t ih = tap(h, s.h, r);
-      if (ih < 0 || ih >= h.in) continue;
-      for (int64_t c = 0; c < w.kernel; ++c) {
-        const int64_t iw = tap(w, s.w, c);
-        if (iw < 0 || iw >= w.in) continue;
-        const float v = x[at(large, s.n, s.c, ih, iw)];
-        if (winner >= 0 && !(v > best) && !(v != v && best == best)) continue;
+    for (int64_t r = rows.first; r < rows.last; ++r) {
+      const float* from = x + at(large, s.n, s.c, tap(h, s.h, r), left);
+      for (int64_t c = columns.first; c < columns.last; ++c, from += across) {
+        const float v = *from;
+        if (winner >= 0 && !wins(v, best)) continue;
         best = v, winner = r * w.kernel + c;
       }
     }
     y[i] = best;
     index[i] = static_cast<uint8_t>(winner);
   }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    const Spot s = spot(small, i);
+    const Taps rows = taps_inside(h, s.h), columns = taps_inside(w, s.w);
+    const int64_t left = tap(w, s.w, columns.first), across = w.dilation * large.to_w;
+    Four best{};
+    uint32_t winners = 0xffffffff;
+    for (int64_t r = rows.first; r < rows.last; ++r) {
+      const float* from = x + at(large, s.n, s.c, tap(h, s.h, r), left);
+      for (int64_t c = columns.first; c < columns.last; ++c, from += across) {
+        const Four v = load_four(from);
+        const uint32_t number = static_cast<uint32_t>(r * w.kernel + c) & 255;
+        const bool none = r == rows.first && c == columns.first;
+        for (int k = 0; k < 4; ++k) {
+          if (!none && !wins(v.v[k], best.v[k])) continue;
+          best.v[k] = v.v[k];
+          winners = (winners & ~(255U << (8 * k))) | number << (8 * k);
+        }
+      }
+    }
+    store_four(y + i, best);
+    *reinterpret_cast<uint32_t*>(index + i) = winners;
+  }
+  bool by_four() const {
+    return is_channels_last(large) && has_channels_by_four(large) && lie_by_four(x, y) && reinterpret_cast<uintptr_t>(index) % 4 == 0;
+  }
 };
 
 struct MaxPoolBackward {
-  using Kind = EachElement;
+  using Kind = EachFour;
   float* dx;
   const float* dy;
   const uint8_t* index;
   Image small, large;
   Slide h, w;
+  PLIMSOLL_BODY float sum_of_row(int64_t row, int64_t first_tap, int64_t iw) const {
+    const Taps columns = places_around(w, iw);
+    float sum = 0;
+    for (int64_t ow = columns.first; ow < columns.last; ++ow) {
+      const int64_t c = tap_on(w, ow, iw), from = row + ow * small.to_w;
+      if (c >= 0 && index[from] == first_tap + c) sum += dy[from];
+    }
+    return sum;
+  }
   PLIMSOLL_BODY void run(int64_t i) const {
     const Spot s = spot(large, i);
+    const Taps rows = places_around(h, s.h);
     float sum = 0;
-    // Taps from the last back meet places from the first on.
-    for (int64_t r = h.kernel - 1; r >= 0; --r) {
-      const int64_t oh = place_of(h, s.h, r);
-      if (oh < 0) continue;
-      for (int64_t c = w.kernel - 1; c >= 0; --c) {
-        const int64_t ow = place_of(w, s.w, c);
-        if (ow < 0) continue;
-        const int64_t from = at(small, s.n, s.c, oh, ow);
-        if (index[from] == r * w.kernel + c) sum += dy[from];
-      }
+    for (int64_t oh = rows.first; oh < rows.last; ++oh) {
+      const int64_t r = tap_on(h, oh, s.h);
+      if (r >= 0) sum += sum_of_row(at(small, s.n, s.c, oh, 0), r * w.kernel, s.w);
     }
     dx[i] = sum;
+  }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    const Spot s = spot(large, i);
+    const Taps rows = places_around(h, s.h);
+    Four sum{};
+    for (int64_t oh = rows.first; oh < rows.last; ++oh) {
+      const int64_t r = tap_on(h, oh, s.h);
+      if (r < 0) continue;
+      const int64_t row = at(small, s.n, s.c, oh, 0), first_tap = r * w.kernel;
+      if (is_channels_last(large)) {
+        add_pixels(sum, row, first_tap, s.w);
+      } else {
+        for (int k = 0; k < 4; ++k) sum.v[k] += sum_of_row(row, first_tap, s.w + k);
+      }
+    }
+    store_four(dx + i, sum);
+  }
+  PLIMSOLL_BODY void add_pixels(Four& sum, int64_t row, int64_t first_tap, int64_t iw) const {
+    const Taps columns = places_around(w, iw);
+    Four own{};
+    for (int64_t ow = columns.first; ow < columns.last; ++ow) {
+      const int64_t c = tap_on(w, ow, iw), from = row + ow * small.to_w;
+      if (c < 0) continue;
+      const Four g = load_four(dy + from);
+      const uint32_t winners = *reinterpret_cast<const uint32_t*>(index + from);
+      for (int k = 0; k < 4; ++k) {
+        if (static_cast<int64_t>((winners >> (8 * k)) & 255) == first_tap + c) own.v[k] += g.v[k];
+      }
+    }
+    for (int k = 0; k < 4; ++k) sum.v[k] += own.v[k];
+  }
+  bool by_four() const {
+    if (!lie_by_four(dx)) return false;
+    if (!is_channels_last(large)) return large.to_w == 1 && (large.w & 3) == 0;
+    return has_channels_by_four(large) && lie_by_four(dy) && reinterpret_cast<uintptr_t>(index) % 4 == 0;
   }
 };
 
@@ -90,11 +180,12 @@ struct AveragePool {
   bool count_padding;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Spot s = spot(small, i);
-    const int64_t top = tap(h, s.h, 0), left = tap(w, s.w, 0);
+    const int64_t top = tap(h, s.h, 0), left = larger(tap(w, s.w, 0), 0);
+    const int64_t right = smaller(tap(w, s.w, 0) + w.kernel, w.in);
     float sum = 0;
     for (int64_t ih = larger(top, 0); ih < smaller(top + h.kernel, h.in); ++ih) {
-      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw)
-        sum += x[at(large, s.n, s.c, ih, iw)];
+      const float* from = x + at(large, s.n, s.c, ih, left);
+      for (int64_t iw = left; iw < right; ++iw, from += large.to_w) sum += *from;
     }
     y[i] = sum / area(h, w, s.h, s.w, count_padding);
   }
@@ -109,14 +200,11 @@ struct AveragePoolBackward {
   bool count_padding;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Spot s = spot(large, i);
+    const Taps rows = places_around(h, s.h), columns = places_around(w, s.w);
     float sum = 0;
-    for (int64_t r = h.kernel - 1; r >= 0; --r) {
-      const int64_t oh = place_of(h, s.h, r);
-      if (oh < 0) continue;
-      for (int64_t c = w.kernel - 1; c >= 0; --c) {
-        const int64_t ow = place_of(w, s.w, c);
-        if (ow >= 0) sum += dy[at(small, s.n, s.c, oh, ow)] / area(h, w, oh, ow, count_padding);
-      }
+    for (int64_t oh = rows.first; oh < rows.last; ++oh) {
+      for (int64_t ow = columns.first; ow < columns.last; ++ow)
+        sum += dy[at(small, s.n, s.c, oh, ow)] / area(h, w, oh, ow, count_padding);
     }
     dx[i] = sum;
   }
