@@ -1,5 +1,6 @@
 #include "base/files.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -319,6 +320,22 @@ void write_file_atomically(const std::filesystem::path& file, std::string_view c
   AtomicFile output(file);
   output.write(content);
   output.commit();
+}
+
+std::filesystem::path own_file() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_file), &info) == 0 || info.dli_fname == nullptr) return {};
+  return info.dli_fname;
+}
+
+std::filesystem::path find_module(const std::string& name) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  for (const auto& place : {own_file().parent_path() / name, folder / name, folder.parent_path() / "lib" / name,
+                            folder.parent_path() / "lib" / "plimsoll" / name, folder.parent_path() / name}) {
+    if (std::filesystem::exists(place, error)) return place;
+  }
+  return {};
 }
 
 }  // namespace plimsoll

@@ -95,4 +95,9 @@ class FileFault {
   bool struck() const;  // it happened
 };
 
+// The file that this code is in: the program, or the Python package's module.
+std::filesystem::path own_file();
+// Where a module of ours lies: beside own_file() or the program, else where a library of it is installed; empty: nowhere.
+std::filesystem::path find_module(const std::string& name);
+
 }  // namespace plimsoll

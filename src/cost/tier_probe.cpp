@@ -26,6 +26,12 @@ constexpr int64_t kSmallBytes = kSlotAlignment;
 constexpr int64_t kProductSize = 512;  // about a millisecond of dense work, as a step's convolutions are
 constexpr double kMostShare = 0.95;
 
+// GB/s of copies that took `ms` each, of which a copy of next to nothing takes `small_ms`. On a machine that others keep busy
+// the small ones may seem to take as long: half of the time at least is left to the bytes.
+double rate_of(int64_t bytes, double ms, double small_ms) {
+  return static_cast<double>(bytes) / (std::max(ms - std::min(small_ms, ms / 2), 1e-6) * 1e6);
+}
+
 // Mean milliseconds of a run, over a time of `ms` or until `done`.
 double mean_ms(const TimedRun& run, double ms) {
   const Stopwatch watch;
@@ -123,25 +129,24 @@ TierInfo probe_queued(const Device& device, Tier& tier, std::byte* arena, int64_
   QueuedProbe probe(device, arena, tier.memory().first(kCopies * copy));
   const TimedRun product = runs_on(device).product(2 * kProductSize, 1);
   product();
-  std::vector<double> lost, rate[2], latency;
+  std::vector<double> lost, copy_ms[2], latency;
   for (int round = 0; round < kRounds; ++round) {
     std::vector<double> alone;  // by the device's clock, as beside copies
     for (int run = 0; run < kRounds; ++run) alone.push_back(product());
     const double alone_ms = median(std::move(alone));
     for (const bool out : {true, false}) {
       probe.ask(out, kSmallBytes, kSmall);
-      const double small_ms = probe.wait_ms() / kSmall;
-      latency.push_back(small_ms);
+      latency.push_back(probe.wait_ms() / kSmall);
       probe.ask(out, copy, 2 * kCopies);
       const double beside_ms = product();  // the copies last longer
-      const double ms = probe.wait_ms() / (2 * kCopies);
-      rate[out].push_back(static_cast<double>(copy) / (std::max(ms - small_ms, 1e-3) * 1e6));
+      copy_ms[out].push_back(probe.wait_ms() / (2 * kCopies));
       lost.push_back(1 - alone_ms / std::max(beside_ms, 1e-6));
     }
   }
-  info.latency_us = 1000 * median(latency);
-  info.out_gb_per_s = median(rate[true]);
-  info.in_gb_per_s = median(rate[false]);
+  const double small_ms = median(latency);
+  info.latency_us = 1000 * small_ms;
+  info.out_gb_per_s = rate_of(copy, median(copy_ms[true]), small_ms);
+  info.in_gb_per_s = rate_of(copy, median(copy_ms[false]), small_ms);
   info.compute_share = std::clamp(median(lost), 0.0, kMostShare);
   return info;
 }
@@ -165,8 +170,7 @@ TierInfo probe_together(const Device& device, Tier& tier, std::byte* memory, int
   }
   info.latency_us = 1000 * median(small_ms);
   for (const bool out : {true, false}) {
-    (out ? info.out_gb_per_s : info.in_gb_per_s) =
-        static_cast<double>(copy) / (std::max(median(copy_ms[out]) - median(small_ms), 1e-3) * 1e6);
+    (out ? info.out_gb_per_s : info.in_gb_per_s) = rate_of(copy, median(copy_ms[out]), median(small_ms));
   }
   info.compute_share = 1;
   return info;
@@ -228,11 +232,8 @@ TierInfo probe_tier(const Device& device, Tier& tier, Bytes room) {
   // A small copy is short, and long only where it waits for a processor, which its median does not tell.
   const double latency_ms = mean(small_ms);
   info.latency_us = 1000 * latency_ms;
-  auto rate = [&](const std::vector<double>& ms) {
-    return static_cast<double>(copy) / (std::max(median(ms) - latency_ms, 1e-3) * 1e6);
-  };
-  info.out_gb_per_s = rate(copy_ms[true]);
-  info.in_gb_per_s = rate(copy_ms[false]);
+  info.out_gb_per_s = rate_of(copy, median(copy_ms[true]), latency_ms);
+  info.in_gb_per_s = rate_of(copy, median(copy_ms[false]), latency_ms);
   // On a busy machine what the copies take is hard to see, but their share of the processors is taken from somebody.
   const double taken = median(processor) / device.info().threads;
   info.compute_share = std::clamp(std::max(median(lost), taken), 0.0, kMostShare);

@@ -1,8 +1,8 @@
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <cstdlib>
 
+#include "base/files.h"
 #include "data/sources.h"
 #include "plimsoll/error.h"
 
@@ -13,10 +13,7 @@ std::filesystem::path bundled_file(const std::string& name, [[maybe_unused]] con
   std::vector<std::filesystem::path> starts;
   std::error_code ignored;
   starts.push_back(std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path());
-  Dl_info here{};
-  if (dladdr(reinterpret_cast<const void*>(&open_digits), &here) != 0 && here.dli_fname != nullptr) {
-    starts.push_back(std::filesystem::absolute(here.dli_fname, ignored).parent_path());
-  }
+  starts.push_back(std::filesystem::absolute(own_file(), ignored).parent_path());
   for (std::filesystem::path folder : starts) {
     for (int level = 0; level < 4 && !folder.empty(); ++level, folder = folder.parent_path()) {
       for (const char* inside : {"data", "share/plimsoll"}) {

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <initializer_list>
 
+#include "base/files.h"
+
 namespace plimsoll {
 namespace {
 
@@ -21,26 +23,9 @@ int number_in(std::initializer_list<const char*> variables, int otherwise) {
   return otherwise;
 }
 
-// The file that this code is in: the program, or the Python package's module.
-std::filesystem::path own_file() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&own_file), &info) == 0 || info.dli_fname == nullptr) return {};
-  return info.dli_fname;
-}
-
-// $PLIMSOLL_MPI_MODULE, else beside the program or the library, else where a library of it is installed.
-std::filesystem::path find_module() {
-  if (const char* given = std::getenv("PLIMSOLL_MPI_MODULE")) return given;
-  std::error_code error;
-  if (const auto beside = own_file().parent_path() / kFile; std::filesystem::exists(beside, error)) return beside;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return {};
-  const std::filesystem::path folder = program.parent_path();
-  for (const auto& place : {folder / kFile, folder.parent_path() / "lib" / kFile,
-                            folder.parent_path() / "lib" / "plimsoll" / kFile, folder.parent_path() / kFile}) {
-    if (std::filesystem::exists(place, error)) return place;
-  }
-  return {};
+std::filesystem::path file_of_module() {
+  const char* const given = std::getenv("PLIMSOLL_MPI_MODULE");
+  return given != nullptr ? std::filesystem::path(given) : find_module(kFile);
 }
 
 }  // namespace
@@ -57,7 +42,7 @@ std::unique_ptr<Transport> open_mpi(std::span<std::byte> served) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("this is one of {} processes that were started to train together, but {}", ranks, why));
   };
-  const std::filesystem::path file = find_module();
+  const std::filesystem::path file = file_of_module();
   std::error_code error;
   if (file.empty() || !std::filesystem::exists(file, error)) {
     refuse(fmt::format(

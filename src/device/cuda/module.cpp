@@ -6,25 +6,14 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <vector>
 
+#include "base/files.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll::cuda {
 namespace {
 
 constexpr const char* kFile = "libplimsoll_cuda.so";
-
-// $PLIMSOLL_CUDA_MODULE, else beside the program, else where a library of it is installed.
-std::vector<std::filesystem::path> places() {
-  if (const char* given = std::getenv("PLIMSOLL_CUDA_MODULE")) return {given};
-  std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return {};
-  const std::filesystem::path folder = program.parent_path();
-  return {folder / kFile, folder.parent_path() / "lib" / kFile, folder.parent_path() / "lib" / "plimsoll" / kFile,
-          folder.parent_path() / kFile};
-}
 
 struct Module {
   ModuleOpen open = nullptr;
@@ -33,19 +22,17 @@ struct Module {
 
 Module load() {
   Module module;
-  std::filesystem::path found;
-  for (const std::filesystem::path& place : places()) {
-    std::error_code error;
-    if (found.empty() && std::filesystem::exists(place, error)) found = place;
-  }
-  if (const char* given = std::getenv("PLIMSOLL_CUDA_MODULE"); given != nullptr && found.empty()) {
+  std::error_code error;
+  const char* const given = std::getenv("PLIMSOLL_CUDA_MODULE");
+  const std::filesystem::path found = given != nullptr ? std::filesystem::path(given) : find_module(kFile);
+  if (given != nullptr && !std::filesystem::exists(found, error)) {
     module.availability.reason = fmt::format("there is no file '{}' ($PLIMSOLL_CUDA_MODULE)", given);
     return module;
   }
   if (found.empty()) {
     module.availability.reason = fmt::format(
-        "{} is not beside the program, nor in ../lib: configure with -DPLIMSOLL_CUDA=ON where "
-        "the CUDA toolkit is, and keep that file with the program",
+        "{} is not beside the program or the Python package's module, nor in ../lib: build where the CUDA toolkit is, "
+        "with -DPLIMSOLL_CUDA=ON, and keep that file with them",
         kFile);
     return module;
   }
