@@ -10,6 +10,7 @@ import tempfile
 import typing
 
 from gpu.bench import moved_bytes, overlap, reason, theirs
+from gpu.machine import ROOT
 
 GIB = 1 << 30
 # By these rates rounding stays rounding for the few steps that are compared: Adam's first updates go by the signs of gradients.
@@ -27,6 +28,7 @@ class Scale:
     exact: tuple   # (batch, a share of its memory, a smaller share)
     deep: tuple    # (network, its N, batch): more layers than SuperNeurons' deepest has
     own: dict      # batch of each network whose ops our own kernels are timed on
+    modules: tuple = ("gpt2 8 tf32", "gpt2 8", "vit-b16 32 tf32", "bert 32 tf32")  # name, batch, precision
     memory: str = "12GiB"
     host: str = "96GiB"
     searched: int = 4  # times the paper's batch, or the N of `deep`, at most
@@ -359,6 +361,32 @@ def tf32(bench, model):
         beside(bench, model, ours, bench.torch(model, batch, "--tf32"))
 
 
+def transformers(bench, item):
+    """A module of Hugging Face's, as people bring it: plimsoll.compile beside PyTorch."""
+    model, batch, *precision = item.split()
+    words = ("--device", "cuda", *(["--tf32"] if precision else []))
+
+    def step(way, environment):
+        done = bench.run(bench.options.torch, ROOT / "bench" / "peers" / "transformers_bench.py", model, batch, way, *words, environment=environment)
+        told = json.loads(done.out.splitlines()[-1]) if done.out.strip() else {"error": reason(done)}
+        return told if "error" in told else {**told, "ms": sorted(told["step_ms"])[len(told["step_ms"]) // 2]}
+
+    ours = step("plimsoll", {**bench.environment, "PYTHONPATH": str(bench.options.package), "PLIMSOLL_CUDA_MODULE": str(bench.folder / "libplimsoll_cuda.so")})
+    if "error" in ours:
+        return bench.row(item, ours["error"][:200], False)
+    bench.row(item, f"{ours['ms']:.1f} ms a step (predicted {ours['predicted_ms']:.1f}), {ours['arena_bytes'] / GIB:.2f} GiB", step_ms=ours["ms"],
+              predicted_ms=ours["predicted_ms"], arena_bytes=ours["arena_bytes"], first_step_s=ours["first_step_s"])
+    for way in ("eager", "compiled"):
+        theirs = step(way, dict(os.environ))
+        if "error" in theirs:
+            bench.row(f"{item}, PyTorch {way}", theirs["error"][:120])
+            continue
+        apart = abs(theirs["losses"][0] / ours["losses"][0] - 1)  # the same weights, other dropout
+        bench.row(f"{item}, PyTorch {way}", f"{theirs['ms']:.1f} ms a step, {theirs['gpu_peak_bytes'] / GIB:.2f} GiB: Plimsoll {theirs['ms'] / ours['ms']:.2f}x"
+                  f"; first losses {apart:.1%} apart", apart < 0.02 and (ours["ms"] <= theirs["ms"] or bench.options.tiny),
+                  **{f"torch_{way}_ms": theirs["ms"], f"torch_{way}_peak_bytes": theirs["gpu_peak_bytes"], f"torch_{way}_first_step_s": theirs["first_step_s"]})
+
+
 def compiled(bench, model):
     full = known_rate(bench, model)
     if full:
@@ -407,6 +435,7 @@ class Check:
     about: str
     items: typing.Callable = lambda scale: ("",)
     needs_torch: bool = False
+    needs_package: bool = False
 
     @property
     def name(self):
@@ -432,6 +461,8 @@ CHECKS = (
     Check(failure, 10, "what does not fit is exit code 3 or 4 with a reason, not a crash"),
     Check(speed, 240, "images per second with all memory; with --torch beside PyTorch: eager, its faster layout, single precision", networks),
     Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
+    Check(transformers, 120, "with --torch and --package: milliseconds a step of Hugging Face's modules, beside PyTorch eager and compiled",
+          lambda scale: scale.modules, needs_torch=True, needs_package=True),
     Check(bandwidth, 60, "our own kernels: GB/s beside the device's", lambda scale: tuple(scale.own)),
     Check(engines, 30, "convolutions by engines of cuDNN's graph API beside those by its fixed functions, without and with TF32",
           lambda scale: tuple(model + precision for model in networks(scale)[:2] for precision in ("", " tf32"))),

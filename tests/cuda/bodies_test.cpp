@@ -8,6 +8,9 @@
 #include <random>
 #include <vector>
 
+#include "device/cuda/kernels_expression.h"
+#include "plimsoll/graph.h"
+
 namespace plimsoll::cuda {
 namespace {
 
@@ -254,6 +257,28 @@ TEST(CudaByFour, GivesTheBitsOfPoolsOneByOne) {
                    .w = slide(15, 8)};
   });
   EXPECT_EQ(taps[0], taps[1]);
+}
+
+TEST(CudaExpression, IsAChainWhereEveryStepTakesWhatTheOneBeforeMade) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {2, 4}, DType::f32, Role::input);
+  const Op& op = graph.op(graph.add_op("ReluForward", "relu", "relu", {x}));
+  const auto is_chain = [&op](std::string_view text) {
+    const Expression expression = parse_expression(text);
+    std::vector<PointwiseSource> inputs(static_cast<size_t>(input_count(expression)));
+    return PreparedExpression(op, expression, {}, inputs).is_chain();
+  };
+  for (const char* chain : {"add(x0,x1)", "mul(x2,gelu_tanh_derivative(add(x0,x1)))", "square(x0)",
+                            "clamp(mul(x0,2),-1,x1)", "t0=mul(x0,x1);mul(t0,t0)", "where(x0,0,1)"}) {
+    EXPECT_TRUE(is_chain(chain)) << chain;
+  }
+  for (const char* tree : {"add(mul(x0,x1),mul(x2,x3))", "t0=mul(x0,x1);mul(t0,sigmoid(t0))", "add(x8,x0)"}) {
+    EXPECT_FALSE(is_chain(tree)) << tree;
+  }
+  std::string deep = "x0";
+  for (int i = 0; i < kMostChained; ++i) deep = "sin(" + deep + ")";
+  EXPECT_TRUE(is_chain("abs(" + deep.substr(4)));
+  EXPECT_FALSE(is_chain("abs(" + deep + ")"));
 }
 
 TEST(CudaByFour, GivesTheBitsOfSoftmaxAndLossOneByOne) {

@@ -113,8 +113,8 @@ TEST(CudaEngines, OfWeightGradientsAreAskedForAPaddedCopyWhereTheSidesDiffer) {
     Graph graph;
     const TensorId x = graph.add_source("x", {2, 4, 8, 8}, DType::f32, Role::input);
     const TensorId dy = graph.add_source("dy", {2, 4, 8, 8}, DType::f32, Role::input);
-    const OpId op = graph.add_op("ConvBackwardWeights", "dw", "dw", {x, dy},
-                                 {{"padding", padding}, {"kernel", Shape{3, 3}}});
+    const OpId op =
+        graph.add_op("ConvBackwardWeights", "dw", "dw", {x, dy}, {{"padding", padding}, {"kernel", Shape{3, 3}}});
     EXPECT_THAT(kernels_of(*device, graph, op), Contains("cudnn:fft"));  // by no padding, or by the same on both sides
     for (const KernelSpec& spec : device->kernels(graph, graph.op(op), LayoutFamily::plain)) {
       if (spec.name == "cudnn:fft") workspaces.push_back(spec.workspace);

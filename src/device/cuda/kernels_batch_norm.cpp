@@ -96,7 +96,8 @@ class BatchNormBackwardKernel final : public BatchNorm {
                              .mask = mask,
                              .image = pieces_.image,
                              .one_by_n = static_cast<float>(1.0 / static_cast<double>(pieces_.elements)),
-                             .fours = channels_lie_by_four(pieces_.image, input(2), input(3), input(4), output(1), output(2))},
+                             .fours = channels_lie_by_four(pieces_.image, input(2), input(3), input(4), output(1),
+                                                           output(2))},
            elements_);
   }
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -71,26 +72,98 @@ class ExpressionProgram {
   int numbers_ = 0;
 };
 
+// False where it is no chain, or too long for one.
+class Chain {
+ public:
+  Chain(const Expression& expression, RunChain& body) : nodes_(expression.nodes), body_(body) {}
+
+  bool make() {
+    if (nodes_.empty() || nodes_.back().kind != ExpressionNode::Kind::call) return false;
+    int32_t before = -1;  // the call before
+    for (int32_t i = 0; i < std::ssize(nodes_); ++i) {
+      const ExpressionNode& node = nodes_[static_cast<size_t>(i)];
+      if (node.kind != ExpressionNode::Kind::call) continue;
+      if (body_.length == kMostChained || !add(node, before)) return false;
+      before = i;
+    }
+    return true;
+  }
+
+ private:
+  bool add(const ExpressionNode& node, int32_t before) {
+    const int arguments = argument_count(node.function);
+    uint8_t operands[3] = {kMade, kMade, kMade};
+    bool takes_what_was_made = before < 0;
+    for (int a = 0; a < arguments; ++a) {
+      const int32_t argument = node.arguments[static_cast<size_t>(a)];
+      takes_what_was_made = takes_what_was_made || argument == before;
+      if (!operand(argument, before, operands[a])) return false;
+    }
+    if (!takes_what_was_made) return false;
+    const int32_t i = body_.length++;
+    body_.function[i] = static_cast<uint8_t>(node.function);
+    body_.operands[i] = static_cast<uint8_t>(arguments);
+    body_.a[i] = operands[0], body_.b[i] = operands[1], body_.c[i] = operands[2];
+    return true;
+  }
+  bool operand(int32_t argument, int32_t before, uint8_t& operand) {
+    const ExpressionNode& node = nodes_[static_cast<size_t>(argument)];
+    switch (node.kind) {
+      case ExpressionNode::Kind::call: return argument == before;
+      case ExpressionNode::Kind::input:
+        operand = static_cast<uint8_t>(node.input);
+        return node.input < kMostChainInputs;
+      case ExpressionNode::Kind::number: break;
+    }
+    if (numbers_ == kMostChained) return false;
+    body_.numbers[numbers_] = static_cast<float>(node.number);
+    operand = static_cast<uint8_t>(kFirstNumber + numbers_++);
+    return true;
+  }
+
+  const std::vector<ExpressionNode>& nodes_;
+  RunChain& body_;
+  int numbers_ = 0;
+};
+
 }  // namespace
 
-void write_program(const Op& op, const Expression& expression, RunExpression& body) {
-  ExpressionProgram(op, expression, body);
+PreparedExpression::PreparedExpression(const Op& op, const Expression& expression, const WalkSizes& sizes,
+                                       const std::vector<PointwiseSource>& inputs) {
+  if (inputs.size() > static_cast<size_t>(kMostPointwiseInputs))
+    refuse(op, fmt::format("it has {} inputs; CUDA takes at most {}", inputs.size(), kMostPointwiseInputs));
+  ExpressionProgram(op, expression, general_);
+  chained_ = inputs.size() <= static_cast<size_t>(kMostChainInputs) && Chain(expression, chain_).make();
+  general_.sizes = chain_.sizes = sizes;
+  std::copy(inputs.begin(), inputs.end(), general_.inputs);
+  if (chained_) std::copy(inputs.begin(), inputs.end(), chain_.inputs);
 }
 
-RunExpression expression_of_rows(const Op& op, const Expression& expression, const std::vector<bool>& one_row,
-                                 int64_t width) {
-  if (one_row.size() > static_cast<size_t>(kMostPointwiseInputs))
-    refuse(op, fmt::format("it has {} inputs; CUDA takes at most {}", one_row.size(), kMostPointwiseInputs));
-  RunExpression body{};
-  write_program(op, expression, body);
-  body.sizes.count = 2;
-  body.sizes.size[1] = width;
-  for (size_t i = 0; i < one_row.size(); ++i) {
-    body.inputs[i].dtype = Number::f32;
-    body.inputs[i].alongside = !one_row[i];
-    body.inputs[i].steps.step[1] = 1;
+InFours in_fours(const WalkSizes& sizes, const WalkSteps& steps, Number dtype) {
+  if (dtype != Number::f32) return InFours::each;
+  if (sizes.count == 0) return InFours::same;  // one element
+  const int last = sizes.count - 1;
+  if (sizes.size[last] % kFour != 0) return InFours::each;
+  if (steps.step[last] == 0) return InFours::same;
+  for (int d = 0; d < last; ++d) {
+    if (steps.step[d] % kFour != 0) return InFours::each;
   }
-  return body;
+  return steps.step[last] == 1 ? InFours::next : InFours::each;
+}
+
+PreparedExpression expression_of_rows(const Op& op, const Expression& expression, const std::vector<bool>& one_row,
+                                      int64_t width) {
+  WalkSizes sizes;
+  sizes.count = 2;
+  sizes.size[1] = width;
+  std::vector<PointwiseSource> inputs(one_row.size());
+  for (size_t i = 0; i < one_row.size(); ++i) {
+    inputs[i].dtype = Number::f32;
+    inputs[i].alongside = !one_row[i];
+    inputs[i].steps.step[1] = 1;
+    inputs[i].fours = one_row[i] ? in_fours(sizes, inputs[i].steps, Number::f32) : InFours::each;
+  }
+  return {op, expression, sizes, inputs};
 }
 
 }  // namespace plimsoll::cuda

@@ -86,12 +86,8 @@ bool lies_as(const Tensor& x, const Tensor& y) { return x.shape == y.shape && x.
 
 class PointwiseOnCuda final : public CudaKernel {
  public:
-  PointwiseOnCuda(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op), body_() {
+  PointwiseOnCuda(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
     const Tensor& y = graph.tensor(op.outputs[0]);
-    write_program(op, parse_expression(op.attributes.text("expression")), body_);
-    if (op.inputs.size() > static_cast<size_t>(kMostPointwiseInputs)) {
-      refuse(op, fmt::format("it has {} inputs; CUDA takes at most {}", op.inputs.size(), kMostPointwiseInputs));
-    }
     std::vector<std::vector<int64_t>> steps;
     for (TensorId id : op.inputs) {
       if (!lies_as(graph.tensor(id), y)) steps.push_back(stretched_steps(op, graph.tensor(id), y));
@@ -104,26 +100,32 @@ class PointwiseOnCuda final : public CudaKernel {
       }
     }
     const Walked walked = walk_together(op, y.shape, order_of(op, y), steps);
-    body_.sizes = walked.sizes;
-    body_.count = element_count(y.shape);
+    count_ = element_count(y.shape);
+    std::vector<PointwiseSource> inputs;
     size_t next = 0;
-    for (size_t i = 0; i < op.inputs.size(); ++i) {
-      const Tensor& x = graph.tensor(op.inputs[i]);
-      PointwiseSource& source = body_.inputs[i];
+    for (TensorId id : op.inputs) {
+      const Tensor& x = graph.tensor(id);
+      PointwiseSource& source = inputs.emplace_back();
       source.dtype = number_of(op, x);
       source.alongside = lies_as(x, y);
-      if (!source.alongside) source.steps = walked.steps[next++];
+      if (source.alongside) continue;
+      source.steps = walked.steps[next++];
+      source.fours = in_fours(walked.sizes, source.steps, source.dtype);
     }
+    expression_ = PreparedExpression(op, parse_expression(op.attributes.text("expression")), walked.sizes, inputs);
   }
 
  private:
   void work() override {
-    RunExpression body = body_;
-    body.y = output(0);
-    for (size_t i = 0; has_input(i); ++i) body.inputs[i].from = input<void>(i);
-    launch(body, (body.count + kFour - 1) / kFour);
+    expression_.with_body([this](auto& body) {
+      body.y = output(0);
+      body.count = count_;
+      for (size_t i = 0; has_input(i); ++i) body.inputs[i].from = input<void>(i);
+      launch(body, (count_ + kFour - 1) / kFour);
+    });
   }
-  RunExpression body_;
+  PreparedExpression expression_;
+  int64_t count_ = 0;
 };
 
 bool lies_the_same(const Shape& shape, LayoutFamily family) {
@@ -227,8 +229,9 @@ class ReduceOnCuda final : public CudaKernel {
     // Neighbours in memory are of one result, and there are enough of them for a block.
     rows_ = !order.empty() && reduced[innermost(x, order)] && source_.elements >= kBlock / 4;
     if (rows_) return;
-    constexpr int64_t kThreads = 1 << 17, kLeast = 16;  // threads that fill a GPU, elements worth one
-    pieces_ = std::clamp<int64_t>(std::min(source_.elements / kLeast, kThreads / results_), 1, 1024);
+    fours_ = lies_by_four(source_) && results_ % 4 == 0;
+    const int64_t enough = 1 << (fours_ ? 18 : 17), least = 16;  // threads that fill a GPU, elements worth one
+    pieces_ = std::clamp<int64_t>(std::min(source_.elements / least, enough / results_), 1, 1024);
     length_ = (source_.elements + pieces_ - 1) / pieces_;
     pieces_ = (source_.elements + length_ - 1) / length_;
     workspace_bytes_ = {pieces_ * results_ * static_cast<int64_t>(sizeof(double))};
@@ -244,6 +247,15 @@ class ReduceOnCuda final : public CudaKernel {
       if (x.shape[order[i]] != 1) return order[i];
     }
     return order.back();
+  }
+  // Whether four results that follow each other, the first a multiple of four, are made of fours.
+  static bool lies_by_four(const ReduceSource& source) {
+    if (source.dtype != Number::f32 || source.kept.count == 0) return false;
+    if (in_fours(source.kept, source.kept_steps, source.dtype) != InFours::next) return false;
+    for (int d = 0; d < source.summed.count; ++d) {
+      if (source.summed_steps.step[d] % 4 != 0) return false;
+    }
+    return true;
   }
   // By dimension of x: how far apart the results are.
   static std::vector<int64_t> result_steps(const Op& op, const Tensor& x, const Tensor& y,
@@ -261,7 +273,7 @@ class ReduceOnCuda final : public CudaKernel {
     ReduceSource source = source_;
     source.x = input<void>(0);
     if (rows_) return launch(ReduceRows{output(0), source, to_, share_}, results_);
-    launch(ReducePieces{scratch<double>(), source, results_, length_}, results_ * pieces_);
+    launch(ReducePieces{scratch<double>(), source, results_, length_, fours_}, results_ * pieces_);
     launch(ReduceTotals{output(0), scratch<double>(), source.by, source.kept, to_, results_, pieces_, share_},
            results_);
   }
@@ -270,7 +282,7 @@ class ReduceOnCuda final : public CudaKernel {
   WalkSteps to_{};
   int64_t results_ = 1, pieces_ = 1, length_ = 1;
   double share_ = 1;
-  bool rows_ = false;
+  bool rows_ = false, fours_ = false;
 };
 
 std::vector<KernelSpec> reduce_cuda_specs(const Context& context, const Graph& graph, const Op& op,

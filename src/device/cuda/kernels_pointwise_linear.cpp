@@ -61,7 +61,7 @@ class PointwiseLinearKernel final : public CudaKernel {
     Expression expression;
     std::optional<size_t> rows;  // output that is it
     std::vector<size_t> sums;    // outputs that are its sums over all rows
-    RunExpression program;
+    PreparedExpression program;
     std::optional<int64_t> waits_at;  // for those after it, which read what it may lie in the place of
   };
 
@@ -166,14 +166,15 @@ class PointwiseLinearKernel final : public CudaKernel {
   }
 
   // `more`: what the expression reads besides the operands, of this block.
-  void run_expression(const RunExpression& program, const Rows& rows, const float* more, float* to) const {
-    RunExpression body = program;
-    body.y = to;
-    body.count = rows.count * sizes_.width;
-    for (size_t i = 0; i < layout_.operands; ++i)
-      body.inputs[i].from = input(i) + (one_row_[i] ? 0 : rows.begin * sizes_.width);
-    if (more != nullptr) body.inputs[layout_.operands].from = more;
-    launch(body, (body.count + kFour - 1) / kFour);
+  void run_expression(const PreparedExpression& program, const Rows& rows, const float* more, float* to) const {
+    program.with_body([&](auto& body) {
+      body.y = to;
+      body.count = rows.count * sizes_.width;
+      for (size_t i = 0; i < layout_.operands; ++i)
+        body.inputs[i].from = input(i) + (one_row_[i] ? 0 : rows.begin * sizes_.width);
+      if (more != nullptr) body.inputs[layout_.operands].from = more;
+      launch(body, (body.count + kFour - 1) / kFour);
+    });
   }
 
   void drop(const Rows& rows, float* values) const {
@@ -236,7 +237,7 @@ class PointwiseLinearKernel final : public CudaKernel {
   std::optional<size_t> dw_at_, db_at_;  // outputs
   std::vector<bool> one_row_;            // operands that are one row for all
   std::vector<Derivative> derivatives_;
-  RunExpression f_{};
+  PreparedExpression f_;
   BlockProduct product_;  // y, or the gradient of the expression
   BlockProduct dw_[2];    // the first block's; those that add to it
   int64_t f_at_ = 0, df_at_ = 0, sums_at_ = 0, products_at_ = 0;

@@ -143,7 +143,8 @@ class SyncBackwardKernel final : public SyncBatchNorm {
                              .mask = relu_ ? input<uint8_t>(7) : nullptr,
                              .image = pieces_.image,
                              .one_by_n = static_cast<float>(1.0 / whole_elements_),
-                             .fours = channels_lie_by_four(pieces_.image, input(2), input(3), inv_std, input(5), input(6))},
+                             .fours =
+                                 channels_lie_by_four(pieces_.image, input(2), input(3), inv_std, input(5), input(6))},
            elements_);
   }
 };

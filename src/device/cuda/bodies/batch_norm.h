@@ -66,7 +66,8 @@ struct Normalize {
     if (residual != nullptr) beside = load_four(residual + at);
     if (fours) {
       const Four means = load_four(mean + walk.c), factors = load_four(gamma + walk.c),
-                 inverses = load_four((inv_std != nullptr ? inv_std : variance) + walk.c), shifts = load_four(beta + walk.c);
+                 inverses = load_four((inv_std != nullptr ? inv_std : variance) + walk.c),
+                 shifts = load_four(beta + walk.c);
       for (int k = 0; k < 4; ++k) {
         const float inv = inv_std != nullptr ? inverses.v[k] : inverse(inverses.v[k]);
         const ChannelNorm norm{means.v[k], factors.v[k] * inv, shifts.v[k]};

@@ -22,6 +22,7 @@ PLIMSOLL_BODY float read_number(const void* from, Number dtype, int64_t i) {
 
 // The sizes of a storage that is walked, and where another tensor has its elements meanwhile: steps of 0 where it is
 // stretched.
+inline constexpr int kFour = 4;
 inline constexpr int kMostWalked = 8;
 struct WalkSizes {
   int32_t count = 0;
@@ -44,48 +45,45 @@ PLIMSOLL_BODY int64_t walked_to(const WalkSizes& sizes, const WalkSteps& steps, 
   return is_narrow(i) ? walked_to_by(sizes, steps, static_cast<uint32_t>(i)) : walked_to_by(sizes, steps, i);
 }
 
-inline constexpr int kFour = 4;
 inline constexpr int kMostRegisters = 48, kMostInstructions = 320, kMostNumbers = 80, kMostPointwiseInputs = 18;
 inline constexpr uint8_t kLoadInput = 255, kLoadNumber = 254;  // in the place of a function
 
+// How four neighbours of the output find theirs in a stretched input of f32: each by itself, next to each other, or all in one place.
+enum class InFours : uint8_t { each, next, same };
 struct PointwiseSource {
   const void* from;
   Number dtype;
   bool alongside;  // it lies as the output does
+  InFours fours;
   WalkSteps steps;
 };
-
-struct RunExpression {
-  using Kind = EachElement;
-  float* y;
-  int64_t count;
-  WalkSizes sizes;
-  PointwiseSource inputs[kMostPointwiseInputs];
-  float numbers[kMostNumbers];
-  uint8_t function[kMostInstructions], to[kMostInstructions], a[kMostInstructions], b[kMostInstructions],
-      c[kMostInstructions];
-  int32_t length;
-
-  PLIMSOLL_BODY void run(int64_t thread) const {
-    const int64_t first = thread * kFour;
-    const int some = static_cast<int>(smaller(kFour, count - first));
-    float values[kMostRegisters][kFour];
-    for (int i = 0; i < length; ++i) step(i, first, some, values);
-    for (int k = 0; k < some; ++k) y[first + k] = values[0][k];
+PLIMSOLL_BODY void load_input(const PointwiseSource& input, const WalkSizes& sizes, int64_t first, int some, float* r) {
+  const float* const from = static_cast<const float*>(input.from);
+  if (input.alongside && some == kFour) {
+    const Four four = load_four(from + first);
+    for (int k = 0; k < kFour; ++k) r[k] = four.v[k];
+    return;
   }
+  if (input.fours == InFours::next) {
+    const Four four = load_four(from + walked_to(sizes, input.steps, first));
+    for (int k = 0; k < kFour; ++k) r[k] = four.v[k];
+    return;
+  }
+  if (input.fours == InFours::same) {
+    const float value = from[walked_to(sizes, input.steps, first)];
+    for (int k = 0; k < kFour; ++k) r[k] = value;
+    return;
+  }
+  for (int k = 0; k < kFour; ++k) {
+    const int64_t at = input.alongside ? first + k : k < some ? walked_to(sizes, input.steps, first + k) : 0;
+    r[k] = k < some ? read_number(input.from, input.dtype, at) : 0;
+  }
+}
 
- private:
-  PLIMSOLL_BODY void step(int i, int64_t first, int some, float (*values)[kFour]) const {
-    float* const r = values[to[i]];
-    if (function[i] == kLoadInput) return load_input(inputs[a[i]], first, some, r);
-    if (function[i] == kLoadNumber) {
-      for (int k = 0; k < kFour; ++k) r[k] = numbers[a[i]];
-      return;
-    }
-    const float* const x = values[a[i]];
-    const float* const z = values[b[i]];
-    const float* const w = values[c[i]];
-    switch (static_cast<Function>(function[i])) {
+// r = function(x, z, w), of four elements; of those that take fewer, only the first are read.
+struct FunctionOfFours {
+  PLIMSOLL_BODY static void apply(Function function, const float* x, const float* z, const float* w, float* r) {
+    switch (function) {
 #define PLIMSOLL_CASE(name, ...)                                            \
   case Function::name:                                                      \
     for (int k = 0; k < kFour; ++k) r[k] = static_cast<float>(__VA_ARGS__); \
@@ -144,18 +142,8 @@ struct RunExpression {
 #undef PLIMSOLL_CASE
     }
   }
-  PLIMSOLL_BODY void load_input(const PointwiseSource& input, int64_t first, int some, float* r) const {
-    if (input.alongside && some == kFour) {
-      const Four four = load_four(static_cast<const float*>(input.from) + first);
-      for (int k = 0; k < kFour; ++k) r[k] = four.v[k];
-      return;
-    }
-    for (int k = 0; k < some; ++k) {
-      const int64_t at = input.alongside ? first + k : walked_to(sizes, input.steps, first + k);
-      r[k] = read_number(input.from, input.dtype, at);
-    }
-    for (int k = some; k < kFour; ++k) r[k] = 0;
-  }
+
+ private:
   // These keep what is not a number.
   PLIMSOLL_BODY static float high(float x, float y) { return x > y || x != x ? x : y; }
   PLIMSOLL_BODY static float low(float x, float y) { return x < y || x != x ? x : y; }
@@ -168,6 +156,83 @@ struct RunExpression {
     return s * (1 + x * (1 - s));
   }
   PLIMSOLL_BODY static float soft_plus(float x) { return high(x, 0) + log1pf(expf(-fabsf(x))); }
+};
+
+struct RunExpression {
+  using Kind = EachElement;
+  float* y;
+  int64_t count;
+  WalkSizes sizes;
+  PointwiseSource inputs[kMostPointwiseInputs];
+  float numbers[kMostNumbers];
+  uint8_t function[kMostInstructions], to[kMostInstructions], a[kMostInstructions], b[kMostInstructions],
+      c[kMostInstructions];
+  int32_t length;
+
+  PLIMSOLL_BODY void run(int64_t thread) const {
+    const int64_t first = thread * kFour;
+    const int some = static_cast<int>(smaller(kFour, count - first));
+    float values[kMostRegisters][kFour];
+    for (int i = 0; i < length; ++i) step(i, first, some, values);
+    for (int k = 0; k < some; ++k) y[first + k] = values[0][k];
+  }
+
+ private:
+  PLIMSOLL_BODY void step(int i, int64_t first, int some, float (*values)[kFour]) const {
+    float* const r = values[to[i]];
+    if (function[i] == kLoadInput) return load_input(inputs[a[i]], sizes, first, some, r);
+    if (function[i] == kLoadNumber) {
+      for (int k = 0; k < kFour; ++k) r[k] = numbers[a[i]];
+      return;
+    }
+    FunctionOfFours::apply(static_cast<Function>(function[i]), values[a[i]], values[b[i]], values[c[i]], r);
+  }
+};
+
+// An expression whose every step takes what the step before it made, inputs and numbers, as most do: what is between stays in a
+// thread's registers, where values that are found by a number cannot.
+inline constexpr int kMostChained = 16, kMostChainInputs = 8;
+inline constexpr uint8_t kMade = 255,
+                         kFirstNumber = 64;  // an operand: what was made, number k from here on, or an input
+struct RunChain {
+  using Kind = EachElement;
+  float* y;
+  int64_t count;
+  WalkSizes sizes;
+  PointwiseSource inputs[kMostChainInputs];
+  float numbers[kMostChained];
+  uint8_t function[kMostChained], operands[kMostChained], a[kMostChained], b[kMostChained], c[kMostChained];
+  int32_t length;
+
+  PLIMSOLL_BODY void run(int64_t thread) const {
+    const int64_t first = thread * kFour;
+    const int some = static_cast<int>(smaller(kFour, count - first));
+    float made[kFour] = {}, x[kFour], z[kFour] = {}, w[kFour] = {};
+    for (int i = 0; i < length; ++i) {
+      fetch(a[i], first, some, made, x);
+      if (operands[i] > 1) fetch(b[i], first, some, made, z);
+      if (operands[i] > 2) fetch(c[i], first, some, made, w);
+      FunctionOfFours::apply(static_cast<Function>(function[i]), x, z, w, made);
+    }
+    if (some == kFour && reinterpret_cast<uintptr_t>(y) % alignof(Four) == 0) {
+      store_four(y + first, {{made[0], made[1], made[2], made[3]}});
+    } else {
+      for (int k = 0; k < kFour; ++k) {
+        if (k < some) y[first + k] = made[k];
+      }
+    }
+  }
+
+ private:
+  PLIMSOLL_BODY void fetch(uint8_t operand, int64_t first, int some, const float* made, float* r) const {
+    if (operand == kMade) {
+      for (int k = 0; k < kFour; ++k) r[k] = made[k];
+    } else if (operand >= kFirstNumber) {
+      for (int k = 0; k < kFour; ++k) r[k] = numbers[operand - kFirstNumber];
+    } else {
+      load_input(inputs[operand], sizes, first, some, r);
+    }
+  }
 };
 
 template <class T>
@@ -268,18 +333,33 @@ struct ReduceRows {
     y[walked_to(source.kept, to, result)] = static_cast<float>(sum.value * share);
   }
 };
-// A thread a piece of a result: where neighbours are of different results.
+// A thread a piece of a result, or of four: where neighbours are of different results.
 struct ReducePieces {
-  using Kind = EachElement;
+  using Kind = EachFour;
   double* pieces;  // [piece][result]
   ReduceSource source;
   Divisor results;
   int64_t length;
+  bool fours;  // four results lie next to each other, and so do all their elements
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division d = divide(i, results);
     const int64_t first = d.quotient * length;
     pieces[i] = source.joined(d.remainder, first, smaller(first + length, source.elements), 1);
   }
+  PLIMSOLL_BODY void four(int64_t i) const {
+    const Division d = divide(i, results);
+    const int64_t first = d.quotient * length, end = smaller(first + length, source.elements);
+    const float* const from =
+        static_cast<const float*>(source.x) + walked_to(source.kept, source.kept_steps, d.remainder);
+    double value[4];
+    for (int k = 0; k < 4; ++k) value[k] = reduce_start(source.by);
+    for_indices(first, end, 1, [&](int64_t e) {
+      const Four here = load_four(from + walked_to(source.summed, source.summed_steps, e));
+      for (int k = 0; k < 4; ++k) value[k] = reduced(source.by, value[k], static_cast<double>(here.v[k]));
+    });
+    for (int k = 0; k < 4; ++k) pieces[i + k] = value[k];
+  }
+  bool by_four() const { return fours && lie_by_four(static_cast<const float*>(source.x)); }
 };
 struct ReduceTotals {
   using Kind = EachElement;
@@ -292,6 +372,7 @@ struct ReduceTotals {
   double share;
   PLIMSOLL_BODY void run(int64_t i) const {
     double value = pieces[i];
+    PLIMSOLL_UNROLL(8)
     for (int64_t p = 1; p < count; ++p) value = reduced(by, value, pieces[p * results + i]);
     y[walked_to(kept, to, i)] = static_cast<float>(value * share);
   }

@@ -94,7 +94,8 @@ struct MaxPool {
     *reinterpret_cast<uint32_t*>(index + i) = winners;
   }
   bool by_four() const {
-    return is_channels_last(large) && has_channels_by_four(large) && lie_by_four(x, y) && reinterpret_cast<uintptr_t>(index) % 4 == 0;
+    return is_channels_last(large) && has_channels_by_four(large) && lie_by_four(x, y) &&
+           reinterpret_cast<uintptr_t>(index) % 4 == 0;
   }
 };
 
