@@ -17,6 +17,7 @@
 #include "passes/pointwise.h"
 #include "passes/pointwise_linear.h"
 #include "passes/rebuilder.h"
+#include "passes/slice_gradients.h"
 #include "passes/split.h"
 #include "passes/sync_batch_norm.h"
 #include "plimsoll/ops.h"
@@ -212,6 +213,7 @@ std::vector<std::string_view> fusion_pass_names() {
   names.push_back(kPointwiseLinearPass);
   names.push_back(kSplitPass);
   names.push_back(kSparseEmbeddingPass);
+  names.push_back(kSliceGradientsPass);
   return names;
 }
 
@@ -259,6 +261,9 @@ std::vector<PassReport> run_training_passes(Network& training, const FusionOptio
   if (is_on(kSparseEmbeddingPass)) {  // before additions are fused
     reports.push_back(
         run_pass(training, kSparseEmbeddingPass, [&] { return keep_embedding_gradients_sparse(training); }));
+  }
+  if (is_on(kSliceGradientsPass)) {
+    reports.push_back(run_pass(training, kSliceGradientsPass, [&] { return join_slice_gradients(training); }));
   }
   if (is_on(kPointwisePass)) {
     reports.push_back(
