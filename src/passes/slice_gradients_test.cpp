@@ -72,9 +72,8 @@ std::vector<double> updated(const Network& training) {
 }
 
 TEST(SliceGradients, ThatFillTheWholeAreJoined) {
-  for (const std::vector<Cut>& cuts :
-       {std::vector<Cut>{{0, 4}, {4, 6}}, std::vector<Cut>{{4, 3}, {0, 4}, {7, 3}},
-        std::vector<Cut>{{9, 1}, {0, 2}, {2, 2}, {4, 5}}}) {
+  for (const std::vector<Cut>& cuts : {std::vector<Cut>{{0, 4}, {4, 6}}, std::vector<Cut>{{4, 3}, {0, 4}, {7, 3}},
+                                       std::vector<Cut>{{9, 1}, {0, 2}, {2, 2}, {4, 5}}}) {
     const Network network = cut_network(cuts);
     const Network joined = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kSliceGradientsPass)}});

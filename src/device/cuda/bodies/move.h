@@ -166,12 +166,21 @@ struct LinkRows {
   int64_t count, padding;
   int64_t threads;  // a power of two
   PLIMSOLL_BODY void run(int64_t thread) const {
-    for (int64_t r = count - 1; r >= 0; --r) {
-      const int64_t row = rows[r];
-      if (row < 0 || row == padding || (row & (threads - 1)) != thread) continue;
-      next[r] = head[row];
-      head[row] = static_cast<int32_t>(r);
+    constexpr int kTogether = 8;  // read before one of them is looked at, as they do not wait for each other
+    int64_t r = count - 1;
+    for (; r >= kTogether - 1; r -= kTogether) {
+      int64_t some[kTogether];
+      for (int k = 0; k < kTogether; ++k) some[k] = rows[r - k];
+      for (int k = 0; k < kTogether; ++k) link(thread, r - k, some[k]);
     }
+    for (; r >= 0; --r) link(thread, r, rows[r]);
+  }
+
+ private:
+  PLIMSOLL_BODY void link(int64_t thread, int64_t r, int64_t row) const {
+    if (row < 0 || row == padding || (row & (threads - 1)) != thread) return;
+    next[r] = head[row];
+    head[row] = static_cast<int32_t>(r);
   }
 };
 struct AddRows {

@@ -27,6 +27,7 @@ struct RowMoments {
   PLIMSOLL_BODY SumPair partial(int64_t row, int thread) const {
     const double from = shift(row);
     SumPair sum;
+    PLIMSOLL_UNROLL(4)
     for (int64_t i = thread; i < length; i += kBlock) {
       const double d = x[row * length + i] - from;
       sum.add({d, d * d});
@@ -98,6 +99,7 @@ struct RowGradients {  // a block a row: the means of g and of g * h
   SumPair* means;
   PLIMSOLL_BODY SumPair partial(int64_t row, int thread) const {
     SumPair sum;
+    PLIMSOLL_UNROLL(4)
     for (int64_t i = thread; i < of.rows.length; i += kBlock) {
       const double g = of.gradient(row, i);
       sum.add({g, g * of.normal(row, i)});
@@ -141,6 +143,7 @@ struct NormColumns {
     const Division d = divide(at, of.rows.length);
     SumPair sum;
     const int64_t end = smaller((d.quotient + 1) * rows_a_piece, of.rows.rows);
+    PLIMSOLL_UNROLL(4)
     for (int64_t row = d.quotient * rows_a_piece; row < end; ++row) {
       const double g = of.dy[row * of.rows.length + d.remainder];
       sum.add({g * of.normal(row, d.remainder), g});
@@ -156,6 +159,7 @@ struct NormColumnTotals {
   int64_t columns, pieces;
   PLIMSOLL_BODY void run(int64_t column) const {
     SumPair sum;
+    PLIMSOLL_UNROLL(8)
     for (int64_t p = 0; p < pieces; ++p) sum.add(sums[p * columns + column]);
     dgamma[column] = static_cast<float>(sum.a);
     if (dbeta != nullptr) dbeta[column] = static_cast<float>(sum.b);
