@@ -814,7 +814,7 @@ def gpu_of(r):
                      f"{x['images_per_second'] / x['torch_images_per_second']:.2f}x" if "torch_images_per_second" in x else "",
                      f"{less['images_per_second']:.1f}" if less else "", f"{less['share']:.0%}" if less else "", rate(less)))
     if rows:
-        text += ("\nImages per second, single precision, forward + backward + SGD with momentum; PyTorch's layout is the faster of its two. Then the same "
+        text += ("\nImages per second, single precision, forward + backward + SGD with momentum; PyTorch has the faster of the layouts that it was tried with. Then the same "
                  "batch inside 12 GiB: the share of the speed that is kept, and PyTorch with no more memory than that.\n\n"
                  + table(("network", "batch", "Plimsoll", "PyTorch", "compiled", "against eager", "in 12 GiB", "kept", "PyTorch in 12 GiB"), rows))
     verdict = {True: "right", False: "WRONG", None: ""}

@@ -137,10 +137,10 @@ class Bench:
 
     # PyTorch: in its own environment, without libraries of ours.
 
-    def torch(self, model, batch, *words, layouts=("nchw", "channels_last"), steps=10):
-        """The faster of its layouts: {"torch_images_per_second": ..., "torch_layout": ...}, or {"torch_error": text}; {} without --torch."""
+    def torch(self, model, batch, *words, layouts=None, steps=10):
+        """The faster of these layouts: {"torch_images_per_second": ..., "torch_layout": ...}, or {"torch_error": text}; {} without --torch."""
         best = {}
-        for layout in layouts if self.options.torch else ():
+        for layout in (layouts or self.options.torch_layouts.split(",")) if self.options.torch else ():
             done = self.run(self.options.torch, ROOT / "bench" / "peers" / "torch_bench.py", model, batch, layout, "--device", "cuda", *words,
                             environment=dict(os.environ), input=f"run 5\nrun {steps}\nquit\n")
             lines = done.out.splitlines()
