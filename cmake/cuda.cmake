@@ -65,7 +65,7 @@ set_target_properties(plimsoll_cuda_kernels PROPERTIES POSITION_INDEPENDENT_CODE
 target_include_directories(plimsoll_cuda_kernels PRIVATE src include)
 target_compile_options(plimsoll_cuda_kernels PRIVATE -Werror=all-warnings --compiler-options=-Wall,-Wextra)
 add_library(plimsoll_cuda MODULE ${PLIMSOLL_CUDA_SOURCES} src/device/cuda/convolution_engines.cpp src/device/cuda/convolution_library.cpp
-  src/device/cuda/cudnn_files.cpp $<TARGET_OBJECTS:plimsoll_cuda_kernels>)
+  src/device/cuda/cudnn_files.cpp src/device/cuda/product_library.cpp $<TARGET_OBJECTS:plimsoll_cuda_kernels>)
 set_target_properties(plimsoll_cuda PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR} BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}"
   CXX_VISIBILITY_PRESET default)

@@ -1,5 +1,5 @@
-// cuDNN and cuBLASLt without a GPU: their operations by plain loops, asked of a queue, and cuDNN's statuses as a test wants
-// them. Engines are made up; which there are, and what each notes of itself, is a table.
+// cuDNN without a GPU: its operations by plain loops, asked of a queue, and its statuses as a test wants them. Engines are
+// made up; which there are, and what each notes of itself, is a table.
 #pragma once
 
 #include <fmt/format.h>
@@ -315,46 +315,6 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
   std::vector<std::string> planned_;
   std::map<std::string, uint64_t> workspaces_;
   int64_t most_elements_ = INT64_MAX;
-};
-
-class FakeProduct final : public cuda::Prepared {
- public:
-  // Products of more terms give zeros.
-  FakeProduct(FakeQueue& queue, const cuda::Product& product, Bytes workspace, int64_t most_terms)
-      : queue_(queue), p_(product), workspace_(workspace), most_terms_(most_terms) {}
-  Bytes workspace() const override { return workspace_; }
-  void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
-    queue_.count("cublasLtMatmul");
-    queue_.enqueue([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
-                    offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
-                    workspace, bytes = static_cast<size_t>(workspace_.count), most = most_terms_] {
-      if (bytes > 0) std::memset(workspace, 0xff, bytes);
-      for (int64_t i = 0; i < p.batch; ++i) {
-        const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
-        float* const y_i = y + i * p.to_out;
-        if (p.m * p.n * p.k > most) {
-          std::fill(y_i, y_i + p.m * p.n, 0.0F);
-          continue;
-        }
-        for (int64_t m = 0; m < p.m; ++m) {
-          for (int64_t n = 0; n < p.n; ++n) {
-            double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.n + n] : 0.0F);
-            for (int64_t k = 0; k < p.k; ++k) {
-              sum += static_cast<double>(a_i[p.transpose_a ? k * p.m + m : m * p.k + k]) *
-                     b_i[p.transpose_b ? n * p.k + k : k * p.n + n];
-            }
-            y_i[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
-          }
-        }
-      }
-    });
-  }
-
- private:
-  FakeQueue& queue_;
-  cuda::Product p_;
-  Bytes workspace_;
-  int64_t most_terms_;
 };
 
 }  // namespace plimsoll::testing

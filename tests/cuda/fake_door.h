@@ -26,6 +26,7 @@
 #include "device/cuda/bodies/bodies.h"
 #include "device/cuda/door.h"
 #include "plimsoll/error.h"
+#include "tests/cuda/fake_cublas.h"
 #include "tests/cuda/fake_cudnn.h"
 #include "tests/cuda/fake_nccl.h"
 
@@ -39,6 +40,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
 
   explicit FakeDoor(uint64_t seed = 1) : random_(seed) {}
   FakeCudnn& cudnn() { return cudnn_; }
+  FakeCublas& cublas() { return cublas_; }
   ~FakeDoor() override {
     for (auto& [at, bytes] : allocated_) std::free(at);
     if (std::ofstream out; !calls_file_.empty()) {
@@ -226,6 +228,13 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product, Bytes workspace) override {
     return std::make_unique<FakeProduct>(static_cast<FakeQueue&>(*this), product, std::min(workspace, Bytes{4096}),
                                          most_terms_);
+  }
+  std::vector<cuda::ProductAlgorithm> product_algorithms(const cuda::Product& product, Bytes workspace) override {
+    return cuda::list_algorithms(cublas_, product, workspace);
+  }
+  std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product,
+                                          const cuda::ProductAlgorithm& algorithm) override {
+    return cuda::prepare_algorithm(cublas_, product, algorithm);
   }
 
   Event make_event(bool timed) override {
@@ -586,6 +595,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   Clock host_{};
   std::vector<Entry> log_;
   FakeCudnn cudnn_{*this, facts_.total, 1};
+  FakeCublas cublas_{*this, most_terms_, facts_.processors};
   inline static thread_local std::vector<Touch> reads_, writes_;
 };
 

@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 11;
+inline constexpr int kDoorVersion = 12;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -85,6 +85,12 @@ struct Product {
   bool tf32 = false;
   int64_t batch = 1, to_a = 0, to_b = 0, to_out = 0;  // elements from one product's to the next's
   bool adds = false;
+};
+
+// A configuration of one of cuBLASLt's algorithms for a product (product_library.h).
+struct ProductAlgorithm {
+  std::string name;  // "algo21_tile18_stages15_splitk4_reduction2"
+  Bytes workspace;
 };
 
 // A library's operation with its descriptors made; run asks the compute queue for it and allocates nothing.
@@ -160,6 +166,10 @@ class Door {
   virtual std::unique_ptr<Prepared> prepare(const Convolution& convolution, const ConvolutionAlgorithm& algorithm) = 0;
   // The best guess of cuBLASLt with at most this workspace; null where it has none.
   virtual std::unique_ptr<Prepared> prepare(const Product& product, Bytes workspace) = 0;
+  // Others of its algorithms with at most this workspace.
+  virtual std::vector<ProductAlgorithm> product_algorithms(const Product& product, Bytes workspace) = 0;
+  // By its name, with at most the workspace that the algorithm says. Throws Error(unsupported) where it does not run after all.
+  virtual std::unique_ptr<Prepared> prepare(const Product& product, const ProductAlgorithm& algorithm) = 0;
 
   virtual Event make_event(bool timed) = 0;
   virtual void drop_event(Event event) noexcept = 0;

@@ -21,9 +21,10 @@ inline constexpr std::string_view kTf32 = ":tf32";
 struct Context {
   std::shared_ptr<Door> door;
   bool tf32 = false;
-  // cuDNN's answers by convolution: the same layer is asked for again and again.
+  // cuDNN's answers by convolution, and cuBLASLt's by product: the same layer is asked for again and again.
   mutable std::mutex mutex;
   mutable std::map<std::string, std::vector<ConvolutionAlgorithm>> algorithms;
+  mutable std::map<std::string, std::vector<ProductAlgorithm>> product_algorithms;
 };
 
 struct KernelFactory {

@@ -1,14 +1,12 @@
-// Fully connected layers by cuBLASLt: the best guess with workspace, and the best without.
+// Fully connected layers by cuBLASLt.
 #include <algorithm>
 
 #include "device/cuda/kernels.h"
+#include "device/cuda/products.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
-
-constexpr Bytes kMostWorkspace = 32_MiB;
-constexpr std::string_view kBest = "cublaslt", kLean = "cublaslt:no_workspace";
 
 Product product_of(const Graph& graph, const Op& op) {
   const Shape &a = graph.tensor(op.inputs[0]).shape, &b = graph.tensor(op.inputs[1]).shape;
@@ -32,17 +30,14 @@ Pieces bias_pieces(const Graph& graph, const Op& op) { return pieces_of(image_of
 class FullyConnectedKernel final : public CudaKernel {
  public:
   FullyConnectedKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : CudaKernel(context, graph, op), weights_(is_weights(op)), bias_summed_(weights_ && op.outputs.size() > 1) {
+      : CudaKernel(context, graph, op),
+        weights_(is_weights(op)),
+        bias_summed_(weights_ && op.outputs.size() > 1),
+        product_(context, op, kernel, product_of(graph, op)) {
     for (const auto* list : {&op.inputs, &op.outputs}) {
       for (TensorId id : *list) image_of(op, graph.tensor(id));
     }
-    Product product = product_of(graph, op);
-    product.tf32 = kernel.ends_with(kTf32);
-    if (product.tf32) kernel.remove_suffix(kTf32.size());
-    if ((kernel != kBest && kernel != kLean) || (product.tf32 && !context.tf32)) throw_no_kernel(op, kernel);
-    prepared_ = context.door->prepare(product, kernel == kLean ? Bytes{} : kMostWorkspace);
-    if (!prepared_) throw_no_kernel(op, kernel);
-    workspace_bytes_ = prepared_->workspace();
+    workspace_bytes_ = product_.workspace();
     if (bias_summed_) {
       pieces_ = bias_pieces(graph, op);
       workspace_bytes_ = std::max(workspace_bytes_, room_for(pieces_));
@@ -52,8 +47,8 @@ class FullyConnectedKernel final : public CudaKernel {
  private:
   void work() override {
     // The weights' gradient is dy' x.
-    prepared_->run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0),
-                   scratch<void>());
+    product_.run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0),
+                 scratch<void>());
     if (!bias_summed_) return;
     sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
     launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
@@ -61,7 +56,7 @@ class FullyConnectedKernel final : public CudaKernel {
   }
 
   bool weights_, bias_summed_;
-  std::unique_ptr<Prepared> prepared_;
+  NamedProduct product_;
   Pieces pieces_;
 };
 
@@ -69,22 +64,8 @@ std::vector<KernelSpec> fully_connected_specs(const Context& context, const Grap
                                               LayoutFamily family) {
   std::vector<KernelSpec> list;
   const Bytes bias_room = is_weights(op) && op.outputs.size() > 1 ? room_for(bias_pieces(graph, op)) : Bytes{};
-  Product product = product_of(graph, op);
-  for (const bool tf32 : {true, false}) {
-    if (tf32 && !context.tf32) continue;
-    product.tf32 = tf32;
-    const auto best = context.door->prepare(product, kMostWorkspace);
-    const auto lean = best && best->workspace() == Bytes{} ? nullptr : context.door->prepare(product, {});
-    auto add = [&](std::string_view name, const Prepared& prepared) {
-      list.push_back(family_spec(graph, op, family, std::string(name) + std::string(tf32 ? kTf32 : ""),
-                                 std::max(prepared.workspace(), bias_room)));
-      list.back().exact = !tf32;
-      list.back().algorithm = Algorithm::gemm;
-      list.back().estimate = {.efficiency = tf32 ? kTf32Speed * 0.8 : 0.8};
-    };
-    if (best) add(kBest, *best);
-    if (lean) add(kLean, *lean);
-  }
+  for (const ProductChoice& choice : choices_of(context, product_of(graph, op), {.without_workspace = true}))
+    list.push_back(spec_of(choice, family_spec(graph, op, family, "", bias_room)));
   return list;
 }
 

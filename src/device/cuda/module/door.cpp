@@ -47,6 +47,9 @@ class CudaDoor final : public Door {
     PLIMSOLL_CUDA(cudnnSetStream(cudnn_, stream(Queue::compute)));
     convolutions_ = open_cudnn(cudnn_, stream(Queue::compute));
     PLIMSOLL_CUDA(cublasLtCreate(&cublas_));
+    int processors = 0;
+    PLIMSOLL_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    products_ = open_cublas(cublas_, stream(Queue::compute), processors);
   }
   ~CudaDoor() override {
     select(device_);
@@ -172,6 +175,14 @@ class CudaDoor final : public Door {
     use();
     return prepare_product(cublas_, stream(Queue::compute), product, workspace);
   }
+  std::vector<ProductAlgorithm> product_algorithms(const Product& product, Bytes workspace) override {
+    use();
+    return list_algorithms(*products_, product, workspace);
+  }
+  std::unique_ptr<Prepared> prepare(const Product& product, const ProductAlgorithm& algorithm) override {
+    use();
+    return prepare_algorithm(*products_, product, algorithm);
+  }
 
   Event make_event(bool timed) override {
     use();
@@ -266,6 +277,7 @@ class CudaDoor final : public Door {
   cudnnHandle_t cudnn_ = nullptr;
   std::unique_ptr<ConvolutionLibrary> convolutions_;
   cublasLtHandle_t cublas_ = nullptr;
+  std::unique_ptr<ProductLibrary> products_;
 };
 
 }  // namespace

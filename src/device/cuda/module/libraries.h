@@ -5,6 +5,7 @@
 
 #include "device/cuda/convolution_library.h"
 #include "device/cuda/module/check.h"
+#include "device/cuda/product_library.h"
 
 namespace plimsoll::cuda {
 
@@ -36,7 +37,9 @@ void require_one_cudnn();
 std::string cudnn_version(size_t number);  // 91900 is "9.19.0"
 // The handle's stream is where convolutions run.
 std::unique_ptr<ConvolutionLibrary> open_cudnn(cudnnHandle_t handle, cudaStream_t stream);
+// By its best guess; null where there is none.
 std::unique_ptr<Prepared> prepare_product(cublasLtHandle_t handle, cudaStream_t stream, const Product& product,
                                           Bytes workspace);
+std::unique_ptr<ProductLibrary> open_cublas(cublasLtHandle_t handle, cudaStream_t stream, int processors);
 
 }  // namespace plimsoll::cuda
