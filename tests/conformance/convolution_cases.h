@@ -32,6 +32,8 @@ inline std::vector<ConvolutionShape> convolution_shapes() {
       {.n = 2, .c = 3, .h = 31, .w = 33, .k = 64, .r = 11, .s = 11, .stride = 4, .padding = {2, 2, 2, 2}, .bias = true},
       {.n = 2, .c = 20, .h = 5, .w = 5, .k = 35, .r = 1, .s = 1, .bias = true},
       {.n = 3, .c = 32, .h = 7, .w = 7, .k = 64, .r = 1, .s = 1},
+      {.n = 3, .c = 12, .h = 4, .w = 6, .k = 8, .r = 1, .s = 1, .bias = true, .relu = true},
+      {.n = 2, .c = 9, .h = 4, .w = 5, .k = 12, .r = 1, .s = 1, .relu = true},
       {.n = 2, .c = 32, .h = 8, .w = 9, .k = 32, .r = 1, .s = 1, .stride = 2},
       {.n = 3, .c = 16, .h = 10, .w = 11, .k = 32, .r = 3, .s = 3, .stride = 2, .padding = {1, 1, 1, 1}, .relu = true},
       {.n = 2, .c = 16, .h = 9, .w = 9, .k = 32, .r = 3, .s = 3, .dilation = 2, .padding = {2, 2, 2, 2}, .bias = true},

@@ -73,8 +73,8 @@ class FakeCublas final : public cuda::ProductLibrary {
   }
   void forget_statuses() { statuses_.clear(); }
   // What the heuristics name, the best first, and the algorithms that take K in parts. Tests may have others.
-  std::vector<cuda::ProductConfiguration> guesses = {
-      {.algorithm = 66, .tile = 20, .cluster = 2, .custom = 17}, {.algorithm = 21, .tile = 18, .stages = 15}};
+  std::vector<cuda::ProductConfiguration> guesses = {{.algorithm = 66, .tile = 20, .cluster = 2, .custom = 17},
+                                                     {.algorithm = 21, .tile = 18, .stages = 15}};
   std::set<int64_t> divided = {21};
   const std::vector<std::string>& made() const { return made_; }  // configurations, in order
 
@@ -92,8 +92,9 @@ class FakeCublas final : public cuda::ProductLibrary {
     d.algorithm = cuda::name_of(configuration);
     made_.push_back(d.algorithm);
     const bool is_divided = configuration.split_k > 1;
-    const bool is_known = std::ranges::any_of(
-        guesses, [&](const auto& one) { return one.algorithm == configuration.algorithm && one.tile == configuration.tile; });
+    const bool is_known = std::ranges::any_of(guesses, [&](const auto& one) {
+      return one.algorithm == configuration.algorithm && one.tile == configuration.tile;
+    });
     if (!is_known || (is_divided && !divided.contains(configuration.algorithm))) return refusal(kName, 15);
     const cuda::Product& p = d.product;
     d.workspace = is_divided ? Bytes{configuration.split_k * p.batch * p.m * p.n * 4} : Bytes{256};

@@ -39,7 +39,8 @@ class Example {
     const TensorId x = e.graph_.add_source("x", {6, 20}, DType::f32, Role::activation);
     const TensorId w = e.graph_.add_source("w", {12, 20}, DType::f32, Role::parameter);
     const TensorId b = e.graph_.add_source("b", {12}, DType::f32, Role::parameter);
-    e.op_ = e.graph_.add_op("FullyConnectedForward", "layer", "layer", {x, w, b}, {{"activation", std::string("relu")}});
+    e.op_ =
+        e.graph_.add_op("FullyConnectedForward", "layer", "layer", {x, w, b}, {{"activation", std::string("relu")}});
     return e;
   }
   const Graph& graph() const { return graph_; }
@@ -90,8 +91,8 @@ TEST(CudaProducts, AreOfferedBehindTheBestGuessWhichIsNotNamedTwice) {
   EXPECT_THAT(Example::layer().names(*device), ElementsAre("cublaslt", "cublaslt:no_workspace", kFurther));
   EXPECT_THAT(Example::weights(300).names(*device), ElementsAre("cublaslt", kFurther));
   const auto rounds = cuda::open_behind(door, "cuda:0", true);
-  EXPECT_THAT(Example::weights(300).names(*rounds), ElementsAre("cublaslt:tf32", std::string(kFurther) + ":tf32",
-                                                                "cublaslt", kFurther));
+  EXPECT_THAT(Example::weights(300).names(*rounds),
+              ElementsAre("cublaslt:tf32", std::string(kFurther) + ":tf32", "cublaslt", kFurther));
   for (const KernelSpec& spec : Example::weights(300).specs(*rounds))
     EXPECT_EQ(spec.exact, !spec.name.ends_with(":tf32")) << spec.name;
 }
@@ -100,9 +101,8 @@ TEST(CudaProducts, DivideKWhereTheOutputHasFewTiles) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   const std::string divided = std::string(kFurther) + "_splitk";
-  EXPECT_THAT(Example::weights(1024).names(*device),
-              ElementsAre("cublaslt", kFurther, divided + "2_reduction2", divided + "3_reduction2",
-                          divided + "4_reduction2"));
+  EXPECT_THAT(Example::weights(1024).names(*device), ElementsAre("cublaslt", kFurther, divided + "2_reduction2",
+                                                                 divided + "3_reduction2", divided + "4_reduction2"));
   for (const KernelSpec& spec : Example::weights(1024).specs(*device)) {
     EXPECT_TRUE(spec.exact) << spec.name;
     if (!spec.name.ends_with("splitk4_reduction2")) continue;
@@ -130,9 +130,8 @@ TEST(CudaProducts, AreTheFirstEightWithoutThoseNamedTwice) {
   door->cublas().guesses.clear();
   for (const int i : {1, 2, 2, 1, 3, 4, 5, 6, 7, 8}) door->cublas().guesses.push_back({.algorithm = i});
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  EXPECT_THAT(Example::weights(300).names(*device),
-              ElementsAre("cublaslt", "cublaslt:algo2", "cublaslt:algo3", "cublaslt:algo4", "cublaslt:algo5",
-                          "cublaslt:algo6"));
+  EXPECT_THAT(Example::weights(300).names(*device), ElementsAre("cublaslt", "cublaslt:algo2", "cublaslt:algo3",
+                                                                "cublaslt:algo4", "cublaslt:algo5", "cublaslt:algo6"));
 }
 
 TEST(CudaProducts, AreListedOnceForAProduct) {
@@ -163,8 +162,7 @@ TEST(CudaProducts, OfNoNameOfOursOrOfTensorCoresThatWereNotAskedForAreRefused) {
   for (const Example& example : {Example::weights(), Example::layer()}) {
     for (const char* name : {"cublaslt:", "cublaslt:algo", "cublaslt:algo1_tile", "cublasltalgo1", "cudnn:algo1",
                              "cublaslt:algo21_tile18_stages15:tf32", "cublaslt:tf32"}) {
-      EXPECT_THAT(error_text(ErrorCode::unsupported,
-                             [&] { device->make_kernel(example.graph(), example.op(), name); }),
+      EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { device->make_kernel(example.graph(), example.op(), name); }),
                   HasSubstr("CUDA has no kernel '" + std::string(name) + "' for it"));
     }
   }
@@ -192,8 +190,8 @@ TEST_P(OfOneProduct, WhenItIsMadeOrRunRefusesThisOneAndItIsNotOfferedAgain) {
       ASSERT_THAT(example.names(*device), Contains(kFurther));
       door->cublas().answer(call, GetParam(), "algo21_tile18_stages15");
       EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { example.run(*device, kFurther); }),
-                  HasSubstr("cuBLASLt does not run the algorithm algo21_tile18_stages15 after all: " + std::string(call) +
-                            ": status "));
+                  HasSubstr("cuBLASLt does not run the algorithm algo21_tile18_stages15 after all: " +
+                            std::string(call) + ": status "));
       EXPECT_THAT(example.names(*device), Not(Contains(kFurther)));
       example.run(*device, "cublaslt");
     }

@@ -1,12 +1,14 @@
-// Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
-// that is exact. A transposed convolution is the other one's gradient, with the same weights.
+// Convolutions: cuDNN's algorithms, each a kernel with its workspace, products of matrices for 1 x 1 kernels
+// (kernels_convolution_product.cpp), and one plain kernel of ours where there is none that is exact. A transposed
+// convolution is the other one's gradient, with the same weights.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "device/cuda/convolution_engines.h"
-#include "device/cuda/kernels.h"
+#include "device/cuda/kernels_convolution.h"
+#include "device/cuda/products.h"
 #include "device/cuda/slide.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
@@ -54,7 +56,7 @@ const KnownAlgorithm& known_algorithm(std::string_view name) {
 }
 
 // cuDNN reads four floats at once.
-int64_t row_alignment(std::string_view kernel) { return kernel == kDirect ? 1 : 16; }
+int64_t row_alignment(std::string_view kernel) { return kernel.starts_with(kLibrary) ? 16 : 1; }
 
 // The convolution that an op comes down to: which of its tensors are the large image, the weights and the small image.
 struct Roles {
@@ -393,14 +395,17 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
       roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), images_layout(graph, roles, family)))
                         : Bytes{};
   std::vector<KernelSpec> list;
-  auto add = [&](std::string name, Bytes workspace) -> KernelSpec& {
+  const auto laid_out = [&](std::string name, Bytes workspace) {
     KernelSpec spec = family_spec(graph, op, family, std::move(name), std::max(workspace, bias_room));
     const Layout weights = weights_layout(graph, roles, family);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == roles.w) spec.inputs[i] = weights;
     }
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
-    return list.emplace_back(std::move(spec));
+    return spec;
+  };
+  auto add = [&](std::string name, Bytes workspace) -> KernelSpec& {
+    return list.emplace_back(laid_out(std::move(name), workspace));
   };
   Convolution convolution = convolution_of(graph, op, roles, last);
   const Bytes copy{padded_copy_bytes(convolution)};
@@ -412,6 +417,10 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
     spec.algorithm = known.algorithm;
     spec.estimate.efficiency =
         (a.tf32 ? kTf32Speed : 1) * (roles.pass == Pass::backward_weights ? known.weights : known.data);
+  }
+  if (copy == Bytes{}) {
+    for (KernelSpec& spec : product_convolution_specs(context, op, convolution, laid_out("", {})))
+      list.push_back(std::move(spec));
   }
   // Slow: where there is nothing else that is exact.
   if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; })) {
@@ -426,6 +435,11 @@ std::unique_ptr<Kernel> make_convolution(const Context& context, const Graph& gr
                                          std::string_view kernel) {
   require_f32(graph, op);
   if (kernel == kDirect) return std::make_unique<DirectKernel>(context, graph, op);
+  if (is_product(kernel)) {
+    const Roles roles = roles_of(op);
+    const bool last = !layout_of(graph, op, roles).is_plain();
+    return make_product_convolution(context, graph, op, convolution_of(graph, op, roles, last), kernel);
+  }
   return std::make_unique<CudnnKernel>(context, graph, op, kernel);
 }
 

@@ -36,9 +36,7 @@ bool is_accepted(const Answer& answer) {
   throw Error(ErrorCode::device_failure, answer.text);
 }
 
-int64_t tiles_of(const Product& p) {
-  return p.batch * ((p.m + kTile - 1) / kTile) * ((p.n + kTile - 1) / kTile);
-}
+int64_t tiles_of(const Product& p) { return p.batch * ((p.m + kTile - 1) / kTile) * ((p.n + kTile - 1) / kTile); }
 
 class ProductListing {
  public:

@@ -27,10 +27,9 @@ TEST(ProductNames, SayWhatIsSetAndAreReadBack) {
 }
 
 TEST(ProductNames, AreNothingElse) {
-  for (const char* name :
-       {"", "no_workspace", "algo", "algo_tile1", "tile18", "_algo1", "algo1tile2", "algo1_", "algo1_tile", "algo1_tile0",
-        "algo1_splitk1", "algo01", "algo+1", "algo1_stages2_tile1", "algo1_tile2_tile3", "algo99999999999999999999",
-        "algo1_tile2:tf32", "algo1 "}) {
+  for (const char* name : {"", "no_workspace", "algo", "algo_tile1", "tile18", "_algo1", "algo1tile2", "algo1_",
+                           "algo1_tile", "algo1_tile0", "algo1_splitk1", "algo01", "algo+1", "algo1_stages2_tile1",
+                           "algo1_tile2_tile3", "algo99999999999999999999", "algo1_tile2:tf32", "algo1 "}) {
     EXPECT_FALSE(parse_product_algorithm(name).has_value()) << name;
   }
 }

@@ -24,8 +24,7 @@ std::vector<ProductAlgorithm> further_of(const Context& context, const Product& 
   const std::string key = key_of(product);
   if (const auto known = context.product_algorithms.find(key); known != context.product_algorithms.end())
     return known->second;
-  return context.product_algorithms
-      .emplace(key, context.door->product_algorithms(product, kMostProductWorkspace))
+  return context.product_algorithms.emplace(key, context.door->product_algorithms(product, kMostProductWorkspace))
       .first->second;
 }
 
@@ -107,8 +106,7 @@ void NamedProduct::run(const void* a, const void* b, const void* bias, void* out
     if (!prepared_) throw Error(ErrorCode::unsupported, refusal_);
     prepared_->run(a, b, bias, out, workspace);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::unsupported && !algorithm_.name.empty())
-      forget(context_, product_, algorithm_.name);
+    if (error.code() == ErrorCode::unsupported && !algorithm_.name.empty()) forget(context_, product_, algorithm_.name);
     throw;
   }
 }
