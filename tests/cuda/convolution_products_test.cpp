@@ -156,10 +156,11 @@ TEST(CudaConvolutionProducts, GiveWhatCudnnGives) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
   for (const Pass pass : kPasses) {
     for (const LayoutFamily family : kFamiliesHere) {
-      for (const Sizes& sizes : {Sizes{.n = 3, .c = 6, .h = 4, .w = 5, .k = 8}, Sizes{.n = 1, .c = 5, .h = 7, .w = 7, .k = 3},
-                                 Sizes{.n = 2, .c = 5, .h = 3, .w = 3, .k = 7, .bias = true, .relu = true},
-                                 Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .bias = true},
-                                 Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .relu = true}}) {
+      for (const Sizes& sizes :
+           {Sizes{.n = 3, .c = 6, .h = 4, .w = 5, .k = 8}, Sizes{.n = 1, .c = 5, .h = 7, .w = 7, .k = 3},
+            Sizes{.n = 2, .c = 5, .h = 3, .w = 3, .k = 7, .bias = true, .relu = true},
+            Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .bias = true},
+            Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .relu = true}}) {
         Example example(pass, sizes, family);
         const auto as_expected =
             ::testing::Pointwise(::testing::FloatNear(1e-4F), example.run(*device, "cudnn:implicit_gemm"));

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,13 +19,19 @@ namespace plimsoll::cuda {
 // Ends the names of kernels that round their factors to TF32.
 inline constexpr std::string_view kTf32 = ":tf32";
 
+// What cuBLASLt has for a product: the workspace of its best guess, and of the best without any, where there is one.
+struct ProductWays {
+  std::optional<Bytes> best, without_workspace;
+  std::vector<ProductAlgorithm> further;
+};
+
 struct Context {
   std::shared_ptr<Door> door;
   bool tf32 = false;
   // cuDNN's answers by convolution, and cuBLASLt's by product: the same layer is asked for again and again.
   mutable std::mutex mutex;
   mutable std::map<std::string, std::vector<ConvolutionAlgorithm>> algorithms;
-  mutable std::map<std::string, std::vector<ProductAlgorithm>> product_algorithms;
+  mutable std::map<std::string, ProductWays> products;
 };
 
 struct KernelFactory {

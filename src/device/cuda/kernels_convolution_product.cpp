@@ -26,16 +26,16 @@ using Pass = Convolution::Pass;
 
 constexpr Bytes kMostPartialSums = 64_MiB;
 constexpr int64_t kProductTile = 128, kTilesARound = 1024;  // more do not occupy a GPU any better
-constexpr size_t kFurtherOfConvolutions = 3;
+constexpr size_t kFurtherOfConvolutions = 2;
 // Without measurements cuDNN's algorithms come first.
 constexpr double kBehindCudnn = 0.375;
 
 constexpr std::string_view kWhole = "cublaslt", kInParts = "cublaslt_in_parts";
 
 struct ConvolutionProduct {
-  Product product;             // of the first round
-  bool second_first = false;   // a is the op's second input, b its first
-  bool bias_apart = false;     // added by a kernel of ours
+  Product product;            // of the first round
+  bool second_first = false;  // a is the op's second input, b its first
+  bool bias_apart = false;    // added by a kernel of ours
   int64_t parts = 1, rounds = 1;
   int64_t a_step = 0, b_step = 0;  // elements from one round to the next
   std::optional<Product> tail;     // of the images that are left
@@ -113,9 +113,7 @@ ConvolutionProduct as_a_whole(const Convolution& c) {
         p.to_b = c.k * pixels, p.to_out = c.c * pixels;
       }
       break;
-    case Pass::backward_weights:
-      p = {.m = c.k, .n = c.c, .k = rows, .transpose_a = true};
-      break;
+    case Pass::backward_weights: p = {.m = c.k, .n = c.c, .k = rows, .transpose_a = true}; break;
   }
   return of;
 }
@@ -181,7 +179,8 @@ class ProductConvolution final : public CudaKernel {
       for (int64_t group = 0; group < groups; ++group) {
         float* const first = sums + group * kMostTerms * apart;
         const int64_t count = std::min<int64_t>(kMostTerms, left - group * kMostTerms);
-        AddTerms add{.y = groups == 1 ? output(0) : first, .terms = {}, .count = static_cast<int32_t>(count), .relu = false};
+        AddTerms add{
+            .y = groups == 1 ? output(0) : first, .terms = {}, .count = static_cast<int32_t>(count), .relu = false};
         for (int64_t t = 0; t < count; ++t) add.terms[t] = first + t * apart;
         launch(add, of_.sum_elements());
       }
@@ -205,9 +204,9 @@ void add_choices(const Context& context, std::string_view prefix, const Convolut
     if (of.tail) {
       Product tail = *of.tail;
       tail.tf32 = choice.tf32;
-      const auto prepared = context.door->prepare(tail, kMostProductWorkspace);
-      if (!prepared) continue;
-      choice.workspace = std::max(choice.workspace, prepared->workspace());
+      const std::optional<Bytes> workspace = workspace_of(context, tail);
+      if (!workspace) continue;
+      choice.workspace = std::max(choice.workspace, *workspace);
     }
     choice.name.replace(0, kWhole.size(), prefix);
     choice.workspace += of.sums();

@@ -59,7 +59,7 @@ class ProductListing {
 
  private:
   bool split(ProductConfiguration configuration) {
-    if (configuration.split_k != 1) return false;
+    if (configuration.split_k > 1) return false;
     bool any = false;
     configuration.reduction = kByWorkspace;
     for (const int64_t parts : kParts) {

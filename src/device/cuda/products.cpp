@@ -19,21 +19,29 @@ std::string key_of(const Product& p) {
          fmt::format(" {} {} {} {}", p.batch, p.to_a, p.to_b, p.to_out);
 }
 
-std::vector<ProductAlgorithm> further_of(const Context& context, const Product& product) {
+ProductWays ask_for_ways(Door& door, const Product& product) {
+  ProductWays ways;
+  const auto best = door.prepare(product, kMostProductWorkspace);
+  if (best) ways.best = best->workspace();
+  const bool is_lean = best && best->workspace() == Bytes{};
+  if (const auto lean = is_lean ? nullptr : door.prepare(product, Bytes{})) ways.without_workspace = lean->workspace();
+  if (best) ways.further = door.product_algorithms(product, kMostProductWorkspace);
+  return ways;
+}
+
+ProductWays ways_of(const Context& context, const Product& product) {
   const std::lock_guard lock(context.mutex);
   const std::string key = key_of(product);
-  if (const auto known = context.product_algorithms.find(key); known != context.product_algorithms.end())
-    return known->second;
-  return context.product_algorithms.emplace(key, context.door->product_algorithms(product, kMostProductWorkspace))
-      .first->second;
+  if (const auto known = context.products.find(key); known != context.products.end()) return known->second;
+  return context.products.emplace(key, ask_for_ways(*context.door, product)).first->second;
 }
 
 // What cuBLASLt offered and then refused to run is not offered again.
 void forget(const Context& context, const Product& product, const std::string& name) {
   const std::lock_guard lock(context.mutex);
-  const auto known = context.product_algorithms.find(key_of(product));
-  if (known == context.product_algorithms.end()) return;
-  std::erase_if(known->second, [&](const ProductAlgorithm& a) { return a.name == name; });
+  const auto known = context.products.find(key_of(product));
+  if (known == context.products.end()) return;
+  std::erase_if(known->second.further, [&](const ProductAlgorithm& a) { return a.name == name; });
 }
 
 }  // namespace
@@ -52,20 +60,21 @@ std::vector<ProductChoice> choices_of(const Context& context, const Product& pro
                       .workspace = workspace,
                       .efficiency = tf32 ? kTf32Speed * efficiency : efficiency});
     };
-    const auto best = context.door->prepare(one, kMostProductWorkspace);
-    if (best) add(kBest, best->workspace(), kBestEfficiency);
-    if (options.without_workspace && !(best && best->workspace() == Bytes{})) {
-      if (const auto lean = context.door->prepare(one, Bytes{})) add(kLean, lean->workspace(), kBestEfficiency);
-    }
-    if (!best) continue;
+    const ProductWays ways = ways_of(context, one);
+    if (ways.best) add(kBest, *ways.best, kBestEfficiency);
+    if (options.without_workspace && ways.without_workspace) add(kLean, *ways.without_workspace, kBestEfficiency);
     size_t undivided = 0;
-    for (const ProductAlgorithm& a : further_of(context, one)) {
+    for (const ProductAlgorithm& a : ways.further) {
       const auto configuration = parse_product_algorithm(a.name);
-      if (configuration && configuration->split_k == 1 && undivided++ >= options.further) continue;
+      if (configuration && configuration->split_k <= 1 && undivided++ >= options.further) continue;
       add(std::string(kByName) + a.name, a.workspace, kFurtherEfficiency);
     }
   }
   return list;
+}
+
+std::optional<Bytes> workspace_of(const Context& context, const Product& product) {
+  return ways_of(context, product).best;
 }
 
 KernelSpec spec_of(const ProductChoice& choice, KernelSpec spec) {

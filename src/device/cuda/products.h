@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,8 @@ struct ProductChoices {
 };
 // The best guess first; none where cuBLASLt has none.
 std::vector<ProductChoice> choices_of(const Context& context, const Product& product, const ProductChoices& options);
+// Of the best guess; none where cuBLASLt has none.
+std::optional<Bytes> workspace_of(const Context& context, const Product& product);
 // A spec with these, in the layouts of `spec`, and room for what else the kernel needs.
 KernelSpec spec_of(const ProductChoice& choice, KernelSpec spec);
 
