@@ -34,7 +34,7 @@ inline std::vector<ConvolutionShape> convolution_shapes() {
       {.n = 3, .c = 32, .h = 7, .w = 7, .k = 64, .r = 1, .s = 1},
       {.n = 3, .c = 12, .h = 4, .w = 6, .k = 8, .r = 1, .s = 1, .bias = true, .relu = true},
       {.n = 2, .c = 9, .h = 4, .w = 5, .k = 12, .r = 1, .s = 1, .relu = true},
-      {.n = 261, .c = 256, .h = 1, .w = 2, .k = 256, .r = 1, .s = 1},  // sums in rounds, and images that are left
+      {.n = 67, .c = 512, .h = 1, .w = 1, .k = 512, .r = 1, .s = 1},  // sums in rounds, and images that are left
       {.n = 2, .c = 32, .h = 8, .w = 9, .k = 32, .r = 1, .s = 1, .stride = 2},
       {.n = 3, .c = 16, .h = 10, .w = 11, .k = 32, .r = 3, .s = 3, .stride = 2, .padding = {1, 1, 1, 1}, .relu = true},
       {.n = 2, .c = 16, .h = 9, .w = 9, .k = 32, .r = 3, .s = 3, .dilation = 2, .padding = {2, 2, 2, 2}, .bias = true},
