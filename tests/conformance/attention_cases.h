@@ -117,8 +117,12 @@ inline std::vector<Case> attention_cases() {
                          {{2, 4}, 2, 70, 70, 8, 8, {2, 1, 1, 70}, true, true, 0.2, 0, 20, -1, 0, 2.5},
                          {{2, 2}, 2, 20, 25, 8, 8, {2, 20, 25}, false, false, 0.2, 0, -1, -1, 0, 1.5},
                          {{2, 4}, 2, 64, 30, 8, 8, {}, false, false, 0, 0, 5, -1, 0, 0, 1},
-                         {{2, 4}, 2, 70, 30, 8, 8, {4, 70, 30}, false, false, 0.2, 0, 5, -1, 0, 1.5, 2}}) {
-    auto build = [=](CaseBuilder& b, bool backward) {
+                         {{2, 4}, 2, 70, 30, 8, 8, {4, 70, 30}, false, false, 0.2, 0, 5, -1, 0, 1.5, 2},
+                         {{1, 4}, 2, 150, 150, 64, 64, {}, false, true, 0.1},
+                         {{1, 2}, 2, 70, 140, 37, 66, {2, 1, 140}, true, false, 0, 0, 60, 20, 0, 0, 2},
+                         {{1, 2}, 1, 130, 140, 128, 90, {}, false, true, 0, 0, -1, -1, 0, 3},
+                         {{2, 1}, 1, 70, 130, 100, 100, {2, 1, 70, 130}, false, false, 0.2}}) {
+    auto build = [=](CaseBuilder& b, bool backward, bool of_mask = true) {
       auto with = [&](int64_t heads, int64_t rows, int64_t columns) {
         Shape shape = s.batch;
         if (!shape.empty()) shape.back() = heads;
@@ -147,7 +151,7 @@ inline std::vector<Case> attention_cases() {
       std::vector<TensorId> back = {inputs[0], inputs[1], inputs[2], b.normal(b.shape(outputs[0])), outputs[1]};
       back.insert(back.end(), more.begin(), more.end());
       // A mask that is the same for all keys of a query changes nothing: there is only rounding to compare.
-      if (!s.mask.empty() && !s.bytes && s.mask.back() > 1) attributes.set("mask_gradient", int64_t{1});
+      if (of_mask && !s.mask.empty() && !s.bytes && s.mask.back() > 1) attributes.set("mask_gradient", int64_t{1});
       b.op("AttentionBackward", back, attributes);
     };
     const std::string text = fmt::format("{} heads, {} by {}, {} and {}{}{}{}", to_string(s.batch), s.l, s.s, s.e, s.ev,
@@ -162,6 +166,9 @@ inline std::vector<Case> attention_cases() {
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
     if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});
+    if (s.mask.empty() || s.bytes || s.mask.back() == 1) continue;
+    cases.push_back(
+        {"AttentionBackward", text + " that nobody learns", [=](CaseBuilder& b) { build(b, true, false); }});
   }
   return cases;
 }

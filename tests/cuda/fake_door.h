@@ -174,6 +174,8 @@ class FakeDoor : public cuda::Door, private FakeQueue {
 
   void reach(cuda::Door& peer) override { peer_ = static_cast<FakeDoor*>(&peer); }
   int device() const override { return device_; }
+  // Memory of a block's threads, of a device that is opened after this.
+  void share(Bytes of_block) { facts_.shared = of_block; }
   FakeDoor& as_device(int number) {
     device_ = number;
     facts_.id = "GPU-" + std::to_string(number);
@@ -574,7 +576,8 @@ class FakeDoor : public cuda::Door, private FakeQueue {
                      .cublas = "0",
                      .total = 8_GiB,
                      .free = 3_GiB,
-                     .cache = 16_KiB};
+                     .cache = 16_KiB,
+                     .shared = 227_KiB};
   std::set<std::string> loaded_;
   std::map<std::string, double> takes_ms_;
   double loads_ms_ = 0;

@@ -150,6 +150,7 @@ class CudaDevice final : public Device {
     context_.door = std::move(door);
     context_.tf32 = tf32;
     const Facts facts = context_.door->facts();
+    context_.shared = facts.shared;
     info_ = {.name = std::move(name),
              .description = describe(facts),
              .key = fmt::format("{} sm_{}{} {} multiprocessors, driver {}, CUDA {}, cuDNN {}, cuBLASLt {}{}",

@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 12;
+inline constexpr int kDoorVersion = 13;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -45,6 +45,7 @@ struct Facts {
   std::string driver, runtime, cudnn, cublas;
   Bytes total, free;  // free: what other processes leave
   Bytes cache;        // the last before memory
+  Bytes shared;       // that the threads of one block may have together
 };
 
 // A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none. Images may have a

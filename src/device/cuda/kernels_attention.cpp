@@ -1,5 +1,6 @@
-// Attention by products of cuBLASLt and bodies between them: the scores of as many heads at a time as fit a share of
-// the workspace, all of one size.
+// Attention in two ways: by tiles of queries x keys, all of it in one kernel of ours each way (bodies/attention_tiles.h); and
+// by products of cuBLASLt and bodies between them, the scores of as many heads at a time as fit a share of the workspace,
+// all of one size.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace {
 
 constexpr int64_t kMostScores = 16 * 1024 * 1024;  // elements of one buffer, where one head has no more
 constexpr Bytes kMostAttentionWorkspace = 32_MiB;  // of a product
-constexpr std::string_view kAttention = "cublaslt";
+constexpr std::string_view kAttention = "cublaslt", kTiles = "own:tiles";
+constexpr int64_t kMostTiled = int64_t{1} << 30;  // places in a row: 32 bits hold two together
 
 int64_t attention_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -73,22 +75,65 @@ class RoundProduct {
   std::unique_ptr<Prepared> first_, further_;
 };
 
-class AttentionBase : public CudaKernel {
+// What both ways read from the op.
+class AttentionInputs : public CudaKernel {
  public:
-  AttentionBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : CudaKernel(context, graph, op), a_(attention_of(graph, op)), heads_(heads_a_round(a_)) {
+  AttentionInputs(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op), a_(attention_of(graph, op)) {
     if (a_.dropout > 0) is_part_ = element_count(graph.tensor(op.inputs[static_cast<size_t>(a_.seed_at)]).shape) > 1;
     require_row_major(graph, op);
-    std::string_view name = kernel;
-    tf32_ = name.ends_with(kTf32);
-    if (tf32_) name.remove_suffix(kTf32.size());
-    if (name != kAttention || (tf32_ && !context.tf32)) throw_no_kernel(op, kernel);
     if (a_.mask.sizes.size() > static_cast<size_t>(kMostHeadDimensions)) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("op '{}' ({}): '{}' has {} dimensions; CUDA's kernels take masks for up to {}", op.name,
                               op.type->name, graph.tensor(op.inputs[0]).name, a_.mask.sizes.size() + 2,
                               kMostHeadDimensions + 2));
     }
+  }
+
+ protected:
+  AttentionMask mask() const {
+    AttentionMask mask;
+    if (!a_.mask.present) return mask;
+    const auto at = static_cast<size_t>(a_.mask_at);
+    if (a_.mask.bytes) {
+      mask.allowed = input<uint8_t>(at);
+    } else {
+      mask.added = input(at);
+    }
+    mask.rank = static_cast<int32_t>(a_.mask.sizes.size());
+    std::copy(a_.mask.sizes.begin(), a_.mask.sizes.end(), mask.size);
+    std::copy(a_.mask.strides.begin(), a_.mask.strides.end(), mask.stride);
+    mask.to_row = a_.mask.to_row, mask.to_column = a_.mask.to_column;
+    return mask;
+  }
+  // A mask's least numbers are so large that a log_sum of a query which sees nothing else says no more than they do.
+  bool adds_mask() const { return a_.mask.present && !a_.mask.bytes; }
+  bool alike() const { return a_.blind != Attention::Blind::zero; }
+  const int32_t* documents() const {
+    return a_.documents_at < 0 ? nullptr : input<int32_t>(static_cast<size_t>(a_.documents_at));
+  }
+  AttentionDropout dropout() const {
+    if (a_.dropout == 0) return {};
+    return {.stream = {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
+                       .seed = input<int64_t>(static_cast<size_t>(a_.seed_at)),
+                       .salt = a_.salt,
+                       .part = is_part_ ? a_.scores() : 0},
+            .threshold = dropout_threshold(a_.dropout),
+            .scale = static_cast<float>(1 / (1 - a_.dropout))};
+  }
+
+  Attention a_;
+  bool is_part_ = false;  // of a batch that ranks share
+};
+
+class AttentionBase : public AttentionInputs {
+ public:
+  AttentionBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionInputs(context, graph, op), heads_(heads_a_round(a_)) {
+    std::string_view name = kernel;
+    tf32_ = name.ends_with(kTf32);
+    if (tf32_) name.remove_suffix(kTf32.size());
+    if (name != kAttention || (tf32_ && !context.tf32)) throw_no_kernel(op, kernel);
   }
 
  protected:
@@ -117,34 +162,6 @@ class AttentionBase : public CudaKernel {
   ScorePlace place(int64_t round) const {
     return {.first_head = round * heads_ * a_.groups, .queries = a_.queries, .keys = a_.keys};
   }
-  AttentionMask mask() const {
-    AttentionMask mask;
-    if (!a_.mask.present) return mask;
-    const auto at = static_cast<size_t>(a_.mask_at);
-    if (a_.mask.bytes) {
-      mask.allowed = input<uint8_t>(at);
-    } else {
-      mask.added = input(at);
-    }
-    mask.rank = static_cast<int32_t>(a_.mask.sizes.size());
-    std::copy(a_.mask.sizes.begin(), a_.mask.sizes.end(), mask.size);
-    std::copy(a_.mask.strides.begin(), a_.mask.strides.end(), mask.stride);
-    mask.to_row = a_.mask.to_row, mask.to_column = a_.mask.to_column;
-    return mask;
-  }
-  bool alike() const { return a_.blind != Attention::Blind::zero; }
-  const int32_t* documents() const {
-    return a_.documents_at < 0 ? nullptr : input<int32_t>(static_cast<size_t>(a_.documents_at));
-  }
-  AttentionDropout dropout() const {
-    if (a_.dropout == 0) return {};
-    return {.stream = {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
-                       .seed = input<int64_t>(static_cast<size_t>(a_.seed_at)),
-                       .salt = a_.salt,
-                       .part = is_part_ ? a_.scores() : 0},
-            .threshold = dropout_threshold(a_.dropout),
-            .scale = static_cast<float>(1 / (1 - a_.dropout))};
-  }
   // Of the first head of a round.
   int64_t queries_at(int64_t round) const { return round * rows() * a_.width; }
   int64_t results_at(int64_t round) const { return round * rows() * a_.value_width; }
@@ -153,9 +170,7 @@ class AttentionBase : public CudaKernel {
   Product scores_product() const { return {.m = a_.queries, .n = a_.keys, .k = a_.width, .transpose_b = true}; }
   int64_t rounds() const { return a_.heads / heads_; }
 
-  Attention a_;
-  bool is_part_ = false;  // of a batch that ranks share
-  int64_t heads_;         // of k and v in a round
+  int64_t heads_;  // of k and v in a round
 
  private:
   bool tf32_ = false;
@@ -286,11 +301,146 @@ class AttentionBackwardKernel final : public AttentionBase {
     }
   }
 
-  // A mask's least numbers are so large that a log_sum of a query which sees nothing else says no more than they do.
-  bool adds_mask() const { return a_.mask.present && !a_.mask.bytes; }
-
   RoundProduct scores_, gradients_, queries_, keys_, values_;
   int64_t mask_elements_ = 0;
+};
+
+class AttentionTilesBase : public AttentionInputs {
+ public:
+  AttentionTilesBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel, bool takes)
+      : AttentionInputs(context, graph, op) {
+    if (kernel != kTiles || !takes) throw_no_kernel(op, kernel);
+  }
+
+ protected:
+  static int64_t width(const Attention& a) { return std::max(a.width, a.value_width); }
+  // Whether these bodies, of a width each, take the op on a GPU with so much shared memory.
+  template <class Narrow, class Wide>
+  static bool takes(const Attention& a, Bytes shared) {
+    const size_t of_block = width(a) <= 64 ? sizeof(typename Narrow::Shared) : sizeof(typename Wide::Shared);
+    return a.queries < kMostTiled && a.keys < kMostTiled && width(a) <= 128 &&
+           static_cast<int64_t>(of_block) <= shared.count;
+  }
+  bool is_narrow() const { return width(a_) <= 64; }
+  TileScores tile_scores() const {
+    const double scale = a_.softcap != 0 ? a_.scale / a_.softcap : a_.scale * kLog2E;
+    return {.mask = mask(),
+            .dropout = dropout(),
+            .documents = documents(),
+            .heads_of_documents = a_.heads_of_documents,
+            .queries = static_cast<int32_t>(a_.queries),
+            .keys = static_cast<int32_t>(a_.keys),
+            .left = static_cast<int32_t>(std::min(a_.left, kMostTiled)),
+            .right = static_cast<int32_t>(std::min(a_.right, kMostTiled)),
+            .factor = static_cast<float>(scale),
+            .cap = static_cast<float>(a_.softcap * kLog2E),
+            .alike = alike()};
+  }
+  TileHeads tile_heads(bool by_four, bool values_by_four) const {
+    return {.heads = a_.query_heads(),
+            .groups = a_.groups,
+            .width = static_cast<int32_t>(a_.width),
+            .value_width = static_cast<int32_t>(a_.value_width),
+            .by_four = by_four && a_.width % 4 == 0,
+            .values_by_four = values_by_four && a_.value_width % 4 == 0};
+  }
+  template <class Body>
+  void launch_tiles(const Body& body, int64_t heads, int64_t length) const {
+    launch(body, Body::count(heads, length));
+  }
+};
+
+class AttentionTilesForwardKernel final : public AttentionTilesBase {
+ public:
+  AttentionTilesForwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionTilesBase(context, graph, op, kernel, is_offered(context, graph, op)) {}
+  static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
+    return takes<AttentionTiles<64>, AttentionTiles<128>>(attention_of(graph, op), context.shared);
+  }
+
+ private:
+  void work() override {
+    is_narrow() ? attend<64>() : attend<128>();
+    if (!alike()) return;
+    launch(AttentionBlindRows{.y = output(0),
+                              .log_sums = output(1),
+                              .v = input(2),
+                              .dropout = dropout(),
+                              .queries = a_.queries,
+                              .groups = a_.groups,
+                              .value_width = a_.value_width,
+                              .keys = a_.keys},
+           a_.query_heads() * a_.queries * a_.value_width);
+  }
+  template <int kWidth>
+  void attend() const {
+    launch_tiles(
+        AttentionTiles<kWidth>{.y = output(0),
+                               .log_sums = output(1),
+                               .rows = nullptr,
+                               .q = input(0),
+                               .k = input(1),
+                               .v = input(2),
+                               .scores = tile_scores(),
+                               .heads = tile_heads(lie_by_four(input(0), input(1)), lie_by_four(input(2), output(0)))},
+        a_.query_heads(), a_.queries);
+  }
+};
+
+class AttentionTilesBackwardKernel final : public AttentionTilesBase {
+ public:
+  AttentionTilesBackwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionTilesBase(context, graph, op, kernel, is_offered(context, graph, op)) {
+    const int64_t rows = a_.query_heads() * a_.queries;
+    dots_at_ = adds_mask() ? attention_aligned(rows * static_cast<int64_t>(sizeof(TileRow))) : 0;
+    workspace_bytes_ = Bytes{dots_at_ + attention_aligned(rows * static_cast<int64_t>(sizeof(float)))};
+  }
+  // Not where the mask wants a gradient.
+  static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
+    const Attention a = attention_of(graph, op);
+    return op.outputs.size() == 3 && takes<AttentionTilesQueries<64>, AttentionTilesQueries<128>>(a, context.shared) &&
+           takes<AttentionTilesKeys<64>, AttentionTilesKeys<128>>(a, context.shared) &&
+           takes<AttentionTiles<64>, AttentionTiles<128>>(a, context.shared);
+  }
+
+ private:
+  void work() override { is_narrow() ? attend<64>() : attend<128>(); }
+  template <int kWidth>
+  void attend() const {
+    const float *q = input(0), *k = input(1), *v = input(2), *dy = input(3);
+    float *dq = output(0), *dk = output(1), *dv = output(2);
+    const TileScores scores = tile_scores();
+    const TileHeads heads = tile_heads(lie_by_four(q, k, dq, dk), lie_by_four(v, dy, dv));
+    TileRow* const rows = adds_mask() ? scratch<TileRow>() : nullptr;
+    if (rows != nullptr) {
+      launch_tiles(AttentionTiles<kWidth>{.y = nullptr,
+                                          .log_sums = nullptr,
+                                          .rows = rows,
+                                          .q = q,
+                                          .k = k,
+                                          .v = nullptr,
+                                          .scores = scores,
+                                          .heads = heads},
+                   a_.query_heads(), a_.queries);
+    }
+    const TileBackward both{.q = q,
+                            .k = k,
+                            .v = v,
+                            .dy = dy,
+                            .log_sums = input(4),
+                            .rows = rows,
+                            .scores = scores,
+                            .heads = heads,
+                            .scale = static_cast<float>(a_.scale),
+                            .inverse_cap = scores.cap != 0 ? 1 / scores.cap : 0,
+                            .fixed = a_.blind == Attention::Blind::alike};
+    float* const dots = scratch<float>(dots_at_);
+    launch_tiles(AttentionTilesQueries<kWidth>{.dq = dq, .dots = dots, .b = both}, a_.query_heads(), a_.queries);
+    launch_tiles(AttentionTilesKeys<kWidth>{.dk = dk, .dv = dv, .dots = dots, .b = both, .key_heads = a_.heads},
+                 a_.heads, a_.keys);
+  }
+
+  int64_t dots_at_ = 0;
 };
 
 template <class K>
@@ -299,8 +449,13 @@ std::unique_ptr<Kernel> make_attention(const Context& context, const Graph& grap
   require_f32(graph, op);
   return std::make_unique<K>(context, graph, op, kernel);
 }
+template <class K, class Tiles>
+std::unique_ptr<Kernel> make_either(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+  if (kernel == kTiles) return make_attention<Tiles>(context, graph, op, kernel);
+  return make_attention<K>(context, graph, op, kernel);
+}
 
-template <class K>
+template <class K, class Tiles>
 std::vector<KernelSpec> attention_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
   std::vector<KernelSpec> list;
   Graph plain;
@@ -310,22 +465,27 @@ std::vector<KernelSpec> attention_specs(const Context& context, const Graph& gra
     inputs.push_back(plain.add_source(fmt::format("{}", inputs.size()), tensor.shape, tensor.dtype, Role::input));
   }
   const OpId alone = plain.add_op(op.type->name, op.name, op.layer, inputs, op.attributes);
-  for (const bool tf32 : {true, false}) {
-    if (tf32 && !context.tf32) continue;
-    const std::string name = std::string(kAttention) + std::string(tf32 ? kTf32 : "");
-    const Bytes workspace = make_attention<K>(context, plain, plain.op(alone), name)->workspace();
+  const auto add = [&](const std::string& name, double efficiency) {
+    const Bytes workspace = make_either<K, Tiles>(context, plain, plain.op(alone), name)->workspace();
     list.push_back(family_spec(graph, op, LayoutFamily::plain, name, workspace));
-    list.back().exact = !tf32;
-    list.back().estimate = {.efficiency = tf32 ? kTf32Speed * 0.5 : 0.5};
-  }
+    list.back().exact = !name.ends_with(kTf32);
+    list.back().estimate = {.efficiency = efficiency};
+  };
+  if (Tiles::is_offered(context, graph, op)) add(std::string(kTiles), context.tf32 ? kTf32Speed * 0.6 : 0.6);
+  if (context.tf32) add(std::string(kAttention) + std::string(kTf32), kTf32Speed * 0.5);
+  add(std::string(kAttention), 0.5);
   return list;
 }
 
 }  // namespace
 
 std::vector<NamedFactory> attention_kernels() {
-  return {{"AttentionForward", {attention_specs<AttentionForwardKernel>, make_attention<AttentionForwardKernel>}},
-          {"AttentionBackward", {attention_specs<AttentionBackwardKernel>, make_attention<AttentionBackwardKernel>}}};
+  using Forward = AttentionForwardKernel;
+  using ForwardTiles = AttentionTilesForwardKernel;
+  using Backward = AttentionBackwardKernel;
+  using BackwardTiles = AttentionTilesBackwardKernel;
+  return {{"AttentionForward", {attention_specs<Forward, ForwardTiles>, make_either<Forward, ForwardTiles>}},
+          {"AttentionBackward", {attention_specs<Backward, BackwardTiles>, make_either<Backward, BackwardTiles>}}};
 }
 
 }  // namespace plimsoll::cuda

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "device/cuda/bodies/attention.h"
+#include "device/cuda/bodies/attention_tiles.h"
 #include "device/cuda/bodies/batch_norm.h"
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
@@ -56,13 +57,14 @@ using Bodies = BodyList<
     ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale,
     RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels,
     AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities,
-    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, Bernoulli, PlacesInOrder,
-    SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>, SortStep<float>,
-    SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>,
-    TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>,
-    PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>,
-    CumulativeSums<int64_t>, CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments,
-    WholeStatistics, MeanInOrder, CombineChannels, LogitGradients, AddTotals, Joined<Sgd>, Joined<Adam>,
+    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, AttentionTiles<64>, AttentionTiles<128>,
+    AttentionTilesQueries<64>, AttentionTilesQueries<128>, AttentionTilesKeys<64>, AttentionTilesKeys<128>,
+    AttentionBlindRows, Bernoulli, PlacesInOrder, SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>,
+    SortByRanks<uint8_t>, SortStep<float>, SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>,
+    TakeSorted<int32_t>, TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>,
+    PieceSums<int64_t>, PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>,
+    CumulativeSums<int32_t>, CumulativeSums<int64_t>, CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward,
+    ChannelMoments, WholeStatistics, MeanInOrder, CombineChannels, LogitGradients, AddTotals, Joined<Sgd>, Joined<Adam>,
     Joined<Accumulate>, SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
 
 }  // namespace plimsoll::cuda

@@ -1,11 +1,15 @@
 // Our own kernels, as bodies that nvcc compiles for the GPU and the host's compiler for tests: the arithmetic of an
-// element or of a sum, without a word of how threads are launched. Three shapes of kernel:
+// element or of a sum, without a word of how threads are launched. Four shapes of kernel:
 //
 //   EachElement   run(i) for every i in [0, count)
 //   EachFour      the same; but where by_four(), four(i) for elements i to i + 3, a multiple of four: they are read and
 //                 written by 16 bytes, and get the bits that run gives
 //   EachBlock     a sum by kBlock threads: partial(block, thread) each, added pairwise in a fixed order, finish(block,
 //   sum)
+//   EachTile      kThreads threads, each with a State (a GPU's registers), work through Shared memory in phases, and all
+//                 of them have ended one before any begins the next: begin(block, thread, state, shared); for each of
+//                 rounds(block) that the block does not skip(block, round), phase<0> to phase<kPhases - 1> (block,
+//                 round, thread, state, shared); finish<0> to finish<kFinishes - 1> (block, thread, state, shared)
 //
 // Bodies are plain structs of at most 4 KB and pass as kernel parameters. Every order of additions is fixed by the
 // shapes.
@@ -24,6 +28,7 @@ inline constexpr int kBlock = 256;  // threads of a block
 struct EachElement {};
 struct EachFour {};
 struct EachBlock {};
+struct EachTile {};
 
 // A divisor that is the same for a whole launch. A GPU has no instruction that divides; by a factor that the host makes
 // a division is a multiplication and a shift (Granlund and Montgomery, "Division by invariant integers using

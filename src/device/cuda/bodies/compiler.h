@@ -10,6 +10,8 @@
 #define PLIMSOLL_PRAGMA(text) _Pragma(#text)
 #ifdef __CUDA_ARCH__
 #define PLIMSOLL_UNROLL(times) PLIMSOLL_PRAGMA(unroll times)
+#define PLIMSOLL_UNROLL_ALL PLIMSOLL_PRAGMA(unroll)
 #else
 #define PLIMSOLL_UNROLL(times)
+#define PLIMSOLL_UNROLL_ALL
 #endif

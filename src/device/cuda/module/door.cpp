@@ -83,7 +83,8 @@ class CudaDoor final : public Door {
             .cublas = fmt::format("{}.{}.{}", cublas / 10000, cublas % 10000 / 100, cublas % 100),
             .total = {static_cast<int64_t>(total)},
             .free = {static_cast<int64_t>(free)},
-            .cache = {properties.l2CacheSize}};
+            .cache = {properties.l2CacheSize},
+            .shared = {static_cast<int64_t>(properties.sharedMemPerBlockOptin)}};
   }
 
   void* allocate(size_t bytes) override {

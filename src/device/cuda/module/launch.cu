@@ -1,6 +1,8 @@
 #include "device/cuda/bodies/bodies.h"
 #include "device/cuda/module/launch.h"
 
+#include <utility>
+
 namespace plimsoll::cuda {
 namespace {
 
@@ -53,11 +55,51 @@ __global__ void __launch_bounds__(kBlock) each_block(const __grid_constant__ Bod
   }
 }
 
+// What threads copy to shared memory beside their work (bodies/tile.h) is there, for all of them.
+__device__ __forceinline__ void end_phase() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+  __syncthreads();
+}
+template <class Body, int... kPhase>
+__device__ __forceinline__ void do_round(const Body& body, int64_t block, int round, int thread,
+                                         typename Body::State& state, typename Body::Shared& shared,
+                                         std::integer_sequence<int, kPhase...>) {
+  ((body.template phase<kPhase>(block, round, thread, state, shared), end_phase()), ...);
+}
+template <class Body, int... kFinish>
+__device__ __forceinline__ void do_finish(const Body& body, int64_t block, int thread, typename Body::State& state,
+                                          typename Body::Shared& shared, std::integer_sequence<int, kFinish...>) {
+  ((body.template finish<kFinish>(block, thread, state, shared), end_phase()), ...);
+}
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads, Body::kBlocksTogether) each_tile(const __grid_constant__ Body body) {
+  extern __shared__ __align__(16) unsigned char tile_storage[];
+  typename Body::Shared& shared = *reinterpret_cast<typename Body::Shared*>(tile_storage);
+  typename Body::State state;
+  const int64_t block = seen(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  body.begin(block, thread, state, shared);
+  end_phase();
+  const int rounds = body.rounds(block);
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    if (body.skips(block, round)) continue;  // all threads of a block say the same
+    do_round(body, block, round, thread, state, shared, std::make_integer_sequence<int, Body::kPhases>());
+  }
+  do_finish(body, block, thread, state, shared, std::make_integer_sequence<int, Body::kFinishes>());
+}
+
 template <class Body>
 struct Launcher {
   static void launch(const void* parameters, int64_t count, cudaStream_t stream) {
     static_assert(std::is_trivially_copyable_v<Body> && sizeof(Body) <= 4000);
     const Body& body = *static_cast<const Body*>(parameters);
+    if constexpr (std::is_same_v<typename Body::Kind, EachTile>) {
+      launch_tiles(body, count, stream);
+      return;
+    }
     if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
       if (count / 4 < kSmall && body.by_four()) {
         each_four<<<blocks(count / 4 + 1), kBlock, 0, stream>>>(body, static_cast<uint32_t>(count / 4),
@@ -76,9 +118,20 @@ struct Launcher {
   static unsigned blocks(int64_t threads) {
     return static_cast<unsigned>(smaller((threads + kBlock - 1) / kBlock, kMostBlocks));
   }
+  // More shared memory than 48 KiB must be asked for, on each device; an error is that of the launch.
+  static void launch_tiles(const Body& body, int64_t count, cudaStream_t stream) {
+    if constexpr (std::is_same_v<typename Body::Kind, EachTile>) {
+      constexpr int kBytes = static_cast<int>(sizeof(typename Body::Shared));
+      const auto kernel = each_tile<Body>;
+      if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess) return;
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+      kernel<<<static_cast<unsigned>(count), Body::kThreads, kBytes, stream>>>(body);
+    }
+  }
   template <class Index>
   static void ask(const Body& body, Index count, cudaStream_t stream) {
-    if constexpr (std::is_same_v<typename Body::Kind, EachBlock>) {
+    if constexpr (std::is_same_v<typename Body::Kind, EachTile>) {
+    } else if constexpr (std::is_same_v<typename Body::Kind, EachBlock>) {
       each_block<<<static_cast<unsigned>(smaller(count, kMostBlocks)), kBlock, 0, stream>>>(body, count);
     } else {
       each_element<<<blocks(count), kBlock, 0, stream>>>(body, count);
