@@ -8,7 +8,7 @@ namespace plimsoll::cuda {
 namespace {
 
 // With cuBLAS's numbers, the call that failed, and what cuBLAS says of it.
-Answer answer_of(cublasStatus_t status, std::string_view call) {
+Answer answer_of_cublas(cublasStatus_t status, std::string_view call) {
   if (status == CUBLAS_STATUS_SUCCESS) return {};
   return {static_cast<int>(status), std::string(call) + ": " + reason_of(status)};
 }
@@ -101,7 +101,7 @@ class LtProduct final : public ProductLibrary::Described {
     cublasStatus_t status =
         cublasLtMatmulAlgoInit(handle_, compute_type(), CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F,
                                static_cast<int>(configuration.algorithm), &made.algo);
-    if (status != CUBLAS_STATUS_SUCCESS) return answer_of(status, "cublasLtMatmulAlgoInit");
+    if (status != CUBLAS_STATUS_SUCCESS) return answer_of_cublas(status, "cublasLtMatmulAlgoInit");
     const ProductConfiguration unset;
     for_attributes(
         [&]<class T>(T, cublasLtMatmulAlgoConfigAttributes_t attribute, int64_t ProductConfiguration::*field) {
@@ -110,10 +110,10 @@ class LtProduct final : public ProductLibrary::Described {
           // An algorithm need not have an attribute that is as if it had none.
           if (configuration.*field != unset.*field && status == CUBLAS_STATUS_SUCCESS) status = one;
         });
-    if (status != CUBLAS_STATUS_SUCCESS) return answer_of(status, "cublasLtMatmulAlgoConfigSetAttribute");
+    if (status != CUBLAS_STATUS_SUCCESS) return answer_of_cublas(status, "cublasLtMatmulAlgoConfigSetAttribute");
     status = cublasLtMatmulAlgoCheck(handle_, operation_, left_, right_, out_, out_, &made.algo, &made);
     if (status == CUBLAS_STATUS_SUCCESS) take(made);
-    return answer_of(status, "cublasLtMatmulAlgoCheck");
+    return answer_of_cublas(status, "cublasLtMatmulAlgoCheck");
   }
 
   static ProductConfiguration configuration_of(const cublasLtMatmulAlgo_t& algo) {
@@ -207,7 +207,7 @@ class Cublas final : public ProductLibrary {
     std::vector<Heuristic> guessed(static_cast<size_t>(most));
     const cublasStatus_t status = of(described).guess(workspace, guessed);
     for (const Heuristic& one : guessed) found.push_back(LtProduct::configuration_of(one.algo));
-    return answer_of(status, "cublasLtMatmulAlgoGetHeuristic");
+    return answer_of_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
   }
   Answer make(Described& described, const ProductConfiguration& configuration, Bytes& workspace) override {
     const Answer answer = of(described).make(configuration);
@@ -216,7 +216,7 @@ class Cublas final : public ProductLibrary {
   }
   Answer run(Described& described, const void* a, const void* b, const void* bias, void* out,
              void* workspace) override {
-    return answer_of(of(described).run(a, b, bias, out, workspace), "cublasLtMatmul");
+    return answer_of_cublas(of(described).run(a, b, bias, out, workspace), "cublasLtMatmul");
   }
   bool still_works() noexcept override {
     static_cast<void>(cudaGetLastError());  // what cuBLASLt left: told already
