@@ -95,7 +95,8 @@ bool padding_is_zero(const Tensor& tensor, std::vector<std::byte> storage) {
 double tolerance_of_part(const std::string& op_type, std::string_view kernel) {
   const auto has = [&](std::string_view part) { return kernel.find(part) != std::string_view::npos; };
   const bool transforms = has("cudnn:") && has("wino");  // tiles of 6x6, whose transforms amplify rounding
-  if (has(":tf32")) return transforms ? 5e-2 : 5e-3;     // inputs have 10 bits behind the point
+  // Inputs have 10 bits behind the point; of attention's backward pass they are results of such products, and cancel out.
+  if (has(":tf32")) return transforms ? 5e-2 : op_type == "AttentionBackward" ? 3e-2 : 5e-3;
   if (transforms) return 2e-4;
   if (has("wino") || has("fft")) return 5e-5;
   if (has("cudnn:") || has("cublaslt")) return 2e-5;    // libraries that sum in single precision
@@ -113,13 +114,14 @@ double tolerance_of(const std::string& op_type, std::string_view kernel) {
   return tolerance;
 }
 
-// cuDNN refused to run what it had offered: that may be, and is not the kernel's fault.
+// cuDNN or cuBLASLt refused to run what it had offered: that may be, and is not the kernel's fault.
 struct Refused {};
 void run_or_refuse(Kernel& kernel, const std::string& name) {
   try {
     kernel.run();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::unsupported && name.find("cudnn:") != std::string::npos) throw Refused{};
+    const bool of_library = name.find("cudnn:") != std::string::npos || name.find(":algo") != std::string::npos;
+    if (error.code() == ErrorCode::unsupported && of_library) throw Refused{};
     throw;
   }
 }

@@ -296,7 +296,7 @@ TEST(CudaByFour, GivesTheBitsOfSoftmaxAndLossOneByOne) {
   const float scale = 0.3F;
   expect_equal_bits(1, [&](Outputs& y) { return SoftmaxProbabilities{y[0].at(), x.at(), rows.data(), 7}; });
   expect_equal_bits(1, [&](Outputs& y) { return SoftmaxBackward{y[0].at(), p.at(), of_rows, &scale, 7, 0.1F}; });
-  expect_equal_bits(1, [&](Outputs& y) { return LogitGradients{y[0].at(), rows.data(), of_rows, &scale, 7, 0.1F}; });
+  expect_equal_bits(1, [&](Outputs& y) { return LogitGradients{y[0].at(), rows.data(), of_rows, &scale, 8, 7, 0.1F}; });
   for (const bool log : {false, true}) {
     for (const int64_t inner : {1, 3}) {
       const AxisPlace place{.length = 5, .inner = inner};

@@ -27,17 +27,17 @@ inline void ask_product(FakeQueue& queue, const cuda::Product& p, int64_t most_t
       const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
       float* const y_i = y + i * p.to_out;
       if (p.m * p.n * p.k > most_terms) {
-        std::fill(y_i, y_i + p.m * p.n, 0.0F);
+        for (int64_t m = 0; m < p.m; ++m) std::fill_n(y_i + m * p.row_out(), p.n, 0.0F);
         continue;
       }
       for (int64_t m = 0; m < p.m; ++m) {
         for (int64_t n = 0; n < p.n; ++n) {
-          double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.n + n] : 0.0F);
+          double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.row_out() + n] : 0.0F);
           for (int64_t k = 0; k < p.k; ++k) {
-            sum += static_cast<double>(a_i[p.transpose_a ? k * p.m + m : m * p.k + k]) *
-                   b_i[p.transpose_b ? n * p.k + k : k * p.n + n];
+            sum += static_cast<double>(a_i[p.transpose_a ? k * p.row_a() + m : m * p.row_a() + k]) *
+                   b_i[p.transpose_b ? n * p.row_b() + k : k * p.row_b() + n];
           }
-          y_i[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
+          y_i[m * p.row_out() + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
         }
       }
     }

@@ -22,7 +22,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 13;
+inline constexpr int kDoorVersion = 14;
 
 // A CUDA stream each.
 enum class Queue : uint8_t {
@@ -86,6 +86,11 @@ struct Product {
   bool tf32 = false;
   int64_t batch = 1, to_a = 0, to_b = 0, to_out = 0;  // elements from one product's to the next's
   bool adds = false;
+  int64_t stride_a = 0, stride_b = 0, stride_out = 0;  // elements from a row to the next; 0: rows follow each other
+
+  int64_t row_a() const { return stride_a > 0 ? stride_a : transpose_a ? m : k; }
+  int64_t row_b() const { return stride_b > 0 ? stride_b : transpose_b ? k : n; }
+  int64_t row_out() const { return stride_out > 0 ? stride_out : n; }
 };
 
 // A configuration of one of cuBLASLt's algorithms for a product (product_library.h).

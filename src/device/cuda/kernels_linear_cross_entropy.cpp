@@ -11,9 +11,13 @@ namespace {
 // As many rows as have logits of this size: the weights, which every block reads, are then read seldom enough.
 constexpr int64_t kUsualLogits = int64_t{64} << 20;
 
+// Tensor cores want rows of logits to begin at such a multiple, and vocabularies end anywhere.
+constexpr int64_t kStrideOfLogits = 32;
+
 struct LinearSizes {
   int64_t rows = 0, width = 0, classes = 0;
   bool transposed = false;  // the weights are [width, classes]
+  int64_t stride() const { return (classes + kStrideOfLogits - 1) / kStrideOfLogits * kStrideOfLogits; }
 };
 LinearSizes linear_sizes(const Graph& graph, const Op& op) {
   const Shape &x = graph.tensor(op.inputs[0]).shape, &w = graph.tensor(op.inputs[1]).shape;
@@ -43,13 +47,16 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
  private:
   bool make_products() {
     const auto [rows, width, classes, transposed] = sizes_;
+    const int64_t stride = sizes_.stride();
     const auto make = [&](BlockProduct& product, const auto& shapes) { return product.make(door(), blocks_, shapes); };
     bool made = make(logits_, [&](int64_t m) {
-      return Product{.m = m, .n = classes, .k = width, .transpose_b = !transposed, .bias = bias_at_ >= 0};
+      return Product{
+          .m = m, .n = classes, .k = width, .transpose_b = !transposed, .bias = bias_at_ >= 0, .stride_out = stride};
     });
     if (dx_at_ >= 0) {
-      made &=
-          make(dx_, [&](int64_t m) { return Product{.m = m, .n = width, .k = classes, .transpose_b = transposed}; });
+      made &= make(dx_, [&](int64_t m) {
+        return Product{.m = m, .n = width, .k = classes, .transpose_b = transposed, .stride_a = stride};
+      });
     }
     for (const bool adds : {false, true}) {
       if (dw_at_ < 0) break;
@@ -58,7 +65,9 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
                        .n = transposed ? classes : width,
                        .k = k,
                        .transpose_a = true,
-                       .adds = adds};
+                       .adds = adds,
+                       .stride_a = transposed ? 0 : stride,
+                       .stride_b = transposed ? stride : 0};
       });
     }
     return made;
@@ -66,7 +75,7 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
 
   void lay_out_workspace() {
     WorkspaceParts parts;
-    logits_at_ = parts.place_floats(blocks_.length * classes_);
+    logits_at_ = parts.place_floats(blocks_.length * sizes_.stride());
     rows_at_ = parts.place({rows_ * static_cast<int64_t>(sizeof(SoftmaxRow))});
     scale_at_ = parts.place_floats(1);
     if (db_at_ >= 0) sums_at_ = parts.place(std::max(room_for(pieces(blocks_.length)), room_for(pieces(blocks_.last))));
@@ -74,7 +83,7 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
         parts.place(std::max({logits_.workspace(), dx_.workspace(), dw_[0].workspace(), dw_[1].workspace()}));
     workspace_bytes_ = parts.bytes();
   }
-  Pieces pieces(int64_t rows) const { return column_pieces(rows, classes_); }
+  Pieces pieces(int64_t rows) const { return column_pieces(rows, classes_, sizes_.stride()); }
   float* logits() const { return scratch<float>(logits_at_); }
   SoftmaxRow* of_rows() const { return scratch<SoftmaxRow>(rows_at_); }
   void* products() const { return scratch<std::byte>(products_at_); }
@@ -106,17 +115,23 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     const Labels its = labels().from(first);
     logits_.run(last, x, input(1), bias_at_ >= 0 ? input(static_cast<size_t>(bias_at_)) : nullptr, logits(),
                 products());
-    launch(SoftmaxTops{.rows = rows, .logits = logits(), .classes = classes_}, count);
-    launch(SoftmaxSums{.rows = rows, .logits = logits(), .labels = its, .classes = classes_, .smoothing = smoothing_},
+    launch(SoftmaxTops{.rows = rows, .logits = logits(), .classes = classes_, .stride = sizes_.stride()}, count);
+    launch(SoftmaxSums{.rows = rows,
+                       .logits = logits(),
+                       .labels = its,
+                       .classes = classes_,
+                       .stride = sizes_.stride(),
+                       .smoothing = smoothing_},
            count);
     if (!backward()) return;
     launch(LogitGradients{.logits = logits(),
                           .rows = rows,
                           .labels = its,
                           .scale = scratch<float>(scale_at_),
+                          .stride = sizes_.stride(),
                           .classes = classes_,
                           .smoothing = static_cast<float>(smoothing_)},
-           count * classes_);
+           count * sizes_.stride());
     if (db_at_ >= 0) add_bias_gradient(count, first > 0);
     if (dw_at_ >= 0) {
       dw_[first > 0 ? 1 : 0].run(last, sizes_.transposed ? x : logits(), sizes_.transposed ? logits() : x, nullptr,

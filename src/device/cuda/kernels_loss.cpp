@@ -20,10 +20,14 @@ class SoftmaxForwardKernel final : public CrossEntropyKernel {
  private:
   void work() override {
     SoftmaxRow* const rows = scratch<SoftmaxRow>();
-    launch(SoftmaxTops{.rows = rows, .logits = input(0), .classes = classes_}, rows_);
-    launch(
-        SoftmaxSums{.rows = rows, .logits = input(0), .labels = labels(), .classes = classes_, .smoothing = smoothing_},
-        rows_);
+    launch(SoftmaxTops{.rows = rows, .logits = input(0), .classes = classes_, .stride = classes_}, rows_);
+    launch(SoftmaxSums{.rows = rows,
+                       .logits = input(0),
+                       .labels = labels(),
+                       .classes = classes_,
+                       .stride = classes_,
+                       .smoothing = smoothing_},
+           rows_);
     launch(SoftmaxProbabilities{.probabilities = output(1), .logits = input(0), .rows = rows, .classes = classes_},
            rows_ * classes_);
     launch(SoftmaxTotal{.loss = output(0), .correct = output(2), .rows = rows, .count = rows_, .reduction = reduction_},

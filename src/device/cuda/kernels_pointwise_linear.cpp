@@ -144,7 +144,7 @@ class PointwiseLinearKernel final : public CudaKernel {
     }
     Bytes sums;
     const auto needs = [&](int64_t rows, int64_t columns) {
-      sums = std::max(sums, room_for(column_pieces(rows, columns)));
+      sums = std::max(sums, room_for(column_pieces(rows, columns, columns)));
     };
     if (db_at_) needs(sizes_.rows, sizes_.outputs);
     for (const Derivative& d : derivatives_) {
@@ -189,7 +189,7 @@ class PointwiseLinearKernel final : public CudaKernel {
 
   void sum_columns(const float* x, int64_t rows, int64_t columns, float* totals, bool adds) const {
     auto* const sums = scratch<SumPair>(sums_at_);
-    const Pieces pieces = column_pieces(rows, columns);
+    const Pieces pieces = column_pieces(rows, columns, columns);
     sum_channels(Values{x}, pieces, sums);
     launch(AddTotals{.totals = totals, .sums = sums, .pieces = pieces.pieces, .adds = adds}, columns);
   }

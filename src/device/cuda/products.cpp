@@ -16,7 +16,7 @@ constexpr double kBestEfficiency = 0.8, kFurtherEfficiency = 0.75;
 // Whether the result is added to makes no difference to an algorithm.
 std::string key_of(const Product& p) {
   return fmt::format("{} {} {} {} {} {} {} {}", p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.bias, p.relu, p.tf32) +
-         fmt::format(" {} {} {} {}", p.batch, p.to_a, p.to_b, p.to_out);
+         fmt::format(" {} {} {} {} {} {} {}", p.batch, p.to_a, p.to_b, p.to_out, p.row_a(), p.row_b(), p.row_out());
 }
 
 ProductWays ask_for_ways(Door& door, const Product& product) {

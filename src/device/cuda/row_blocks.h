@@ -48,8 +48,8 @@ class WorkspaceParts {
   int64_t at_ = 0;
 };
 
-// How sums over the columns of so many rows are cut.
-Pieces column_pieces(int64_t rows, int64_t columns);
+// How sums over the columns of so many rows are cut, which begin `stride` elements apart.
+Pieces column_pieces(int64_t rows, int64_t columns, int64_t stride);
 
 // One product for whole blocks and one for the last block, where it is smaller.
 class BlockProduct {

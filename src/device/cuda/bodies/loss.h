@@ -41,11 +41,11 @@ struct SoftmaxTops {  // a block a row
   using Value = Largest;
   SoftmaxRow* rows;
   const float* logits;
-  int64_t classes;
+  int64_t classes, stride;  // stride: from a row to the next
   PLIMSOLL_BODY Largest partial(int64_t row, int thread) const {
     Largest largest;
     for (int64_t c = thread; c < classes; c += kBlock) {
-      const double v = logits[row * classes + c];
+      const double v = logits[row * stride + c];
       largest.add({v, v, c});
     }
     return largest;
@@ -62,11 +62,11 @@ struct SoftmaxSums {  // a block a row
   SoftmaxRow* rows;
   const float* logits;
   Labels labels;
-  int64_t classes;
+  int64_t classes, stride;  // stride: from a row to the next
   double smoothing;
   PLIMSOLL_BODY Sum partial(int64_t row, int thread) const {
     Sum sum;
-    for (int64_t c = thread; c < classes; c += kBlock) sum.a += exp(logits[row * classes + c] - rows[row].top);
+    for (int64_t c = thread; c < classes; c += kBlock) sum.a += exp(logits[row * stride + c] - rows[row].top);
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const {
@@ -81,7 +81,7 @@ struct SoftmaxSums {  // a block a row
       return;
     }
     r.loss =
-        r.log_sum - (1 - smoothing) * logits[row * classes + label] - smoothing * r.sum / static_cast<double>(classes);
+        r.log_sum - (1 - smoothing) * logits[row * stride + label] - smoothing * r.sum / static_cast<double>(classes);
     r.correct = r.best == label ? 1 : 0;
   }
 };
@@ -177,22 +177,32 @@ struct LogitGradients {
   const SoftmaxRow* rows;
   Labels labels;
   const float* scale;
-  Divisor classes;
+  Divisor stride;  // from a row to the next; what lies between them becomes 0
+  int64_t classes;
   float smoothing;
-  PLIMSOLL_BODY float of(int64_t i, float logit) const {
-    const Division d = divide(i, classes);
-    const int64_t label = labels.at(d.quotient);
-    const float probability = expf(static_cast<float>(logit - rows[d.quotient].log_sum));
-    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes.value);
-    return label == kIgnoredLabel ? 0 : *scale * (probability - target);
+  struct Row {
+    int64_t label;
+    double log_sum;
+    float scale;
+  };
+  PLIMSOLL_BODY Row of_row(int64_t row) const { return {labels.at(row), rows[row].log_sum, *scale}; }
+  PLIMSOLL_BODY float of(const Row& row, int64_t c, float logit) const {
+    const float probability = expf(static_cast<float>(logit - row.log_sum));
+    const float target = (c == row.label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
+    return c >= classes || row.label == kIgnoredLabel ? 0 : row.scale * (probability - target);
   }
-  PLIMSOLL_BODY void run(int64_t i) const { logits[i] = of(i, logits[i]); }
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division d = divide(i, stride);
+    logits[i] = of(of_row(d.quotient), d.remainder, logits[i]);
+  }
   PLIMSOLL_BODY void four(int64_t i) const {
+    const Division d = divide(i, stride);
+    const Row row = of_row(d.quotient);
     Four values = load_four(logits + i);
-    for (int k = 0; k < 4; ++k) values.v[k] = of(i + k, values.v[k]);
+    for (int k = 0; k < 4; ++k) values.v[k] = of(row, d.remainder + k, values.v[k]);
     store_four(logits + i, values);
   }
-  bool by_four() const { return lie_by_four(logits); }
+  bool by_four() const { return lie_by_four(logits) && stride % 4 == 0; }
 };
 // Sums by column that several blocks of rows make together.
 struct AddTotals {

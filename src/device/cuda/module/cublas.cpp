@@ -44,16 +44,16 @@ class LtProduct final : public ProductLibrary::Described {
     if (p.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(uintptr_t{1} << 20));
     const uint64_t m = static_cast<uint64_t>(p.m), n = static_cast<uint64_t>(p.n), k = static_cast<uint64_t>(p.k);
     if (p.transpose_b) {
-      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&left_, CUDA_R_32F, k, n, p.k));
+      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&left_, CUDA_R_32F, k, n, p.row_b()));
     } else {
-      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&left_, CUDA_R_32F, n, k, p.n));
+      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&left_, CUDA_R_32F, n, k, p.row_b()));
     }
     if (p.transpose_a) {
-      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&right_, CUDA_R_32F, m, k, p.m));
+      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&right_, CUDA_R_32F, m, k, p.row_a()));
     } else {
-      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&right_, CUDA_R_32F, k, m, p.k));
+      PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&right_, CUDA_R_32F, k, m, p.row_a()));
     }
-    PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&out_, CUDA_R_32F, n, m, p.n));
+    PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&out_, CUDA_R_32F, n, m, p.row_out()));
     set_batch(left_, p.to_b);
     set_batch(right_, p.to_a);
     set_batch(out_, p.to_out);
@@ -77,8 +77,8 @@ class LtProduct final : public ProductLibrary::Described {
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{without_slack(static_cast<size_t>(workspace.count))});
     // Sums of parts are added in a fixed order, by way of the workspace.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
-    const uint32_t right = alignment_of(product_.transpose_a ? product_.m : product_.k);
-    const uint32_t left = alignment_of(product_.transpose_b ? product_.k : product_.n), out = alignment_of(product_.n);
+    const uint32_t right = alignment_of(product_.row_a()), left = alignment_of(product_.row_b()),
+                   out = alignment_of(product_.row_out());
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, left);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, right);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out);
