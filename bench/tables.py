@@ -819,7 +819,8 @@ def gpu_of(r):
                  + table(("network", "batch", "Plimsoll", "PyTorch", "compiled", "against eager", "in 12 GiB", "kept", "PyTorch in 12 GiB"), rows))
     verdict = {True: "right", False: "WRONG", None: ""}
     told = lambda check, row: check in ("speed", "tight", "compiled") and "values" in row
-    rows = [(check, row["what"], row["result"], verdict[row["good"]]) for check, items in r["checks"].items() for record in items.values()
+    is_slower = lambda row: row["good"] is False and re.search(r": Plimsoll 0\.\d\dx", row["result"])
+    rows = [(check, row["what"], row["result"], "slower" if is_slower(row) else verdict[row["good"]]) for check, items in r["checks"].items() for record in items.values()
             for row in record["rows"] if not told(check, row)]
     text += "\nWhat else was checked:\n\n" + table(("check", "what", "result", ""), rows)
     if r["not_done"]:

@@ -263,6 +263,17 @@ def padded_in_front(rows: int) -> dict[str, torch.Tensor]:
     return {name: x.flip(1) for name, x in tokens(rows).items()}
 
 
+def test_texts_whose_positions_are_those_of_the_row_are_texts_too():  # as transformers has them up to 5.19
+    from transformers import masking_utils as masking
+
+    from plimsoll.hf_attention import _short
+
+    texts = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    function = masking.and_masks(masking.causal_mask_function, masking.packed_sequence_mask_function(texts))
+    short = _short(masking, q_length=4, kv_length=4, mask_function=function)
+    assert short is not None and (short.left, short.right) == (None, 0) and torch.equal(short.texts, texts.int())
+
+
 @pytest.mark.parametrize("batches", [lambda rows: tokens(rows, False), tokens, padded_in_front, packed], ids=["whole", "padded", "padded in front", "packed"])
 def test_chunks_are_documents(batches):
     result = both(built(Chunked), batches(3), run_batch=batches(5))
