@@ -10,6 +10,7 @@
 #include "base/by_id.h"
 #include "ops/broadcast.h"
 #include "ops/expression.h"
+#include "ops/known_functions.h"
 #include "passes/rebuilder.h"
 #include "plimsoll/ops.h"
 
@@ -161,6 +162,7 @@ class PointwiseFusion {
     nodes.clear();
     for (TensorId tensor : outer.inputs) nodes.push_back(tensor == between ? value : node_of(tensor));
     fused.expression = builder.take(builder.insert(outer.expression, nodes));
+    if (phase_ == Phase::forward) fused.expression = with_known_functions(fused.expression);
     return fused;
   }
 

@@ -118,7 +118,7 @@ TEST(FusePointwise, TakesWhatItsOwnPartsShare) {
   const TensorId t = net.pointwise("t", "mul(x0,2)", {x});
   const TensorId s = net.pointwise("s", "sigmoid(x0)", {t});
   const Network step = fused_step(net.finish(net.pointwise("y", "mul(x0,x1)", {s, t})));
-  EXPECT_THAT(pointwise_lines(step.graph, Phase::forward), ElementsAre("t+s+y: t0=mul(x0,2);mul(sigmoid(t0),t0) of x"));
+  EXPECT_THAT(pointwise_lines(step.graph, Phase::forward), ElementsAre("t+s+y: silu(mul(x0,2)) of x"));
 }
 
 TEST(FusePointwise, DoesNotMakeTheBackwardPassKeepMore) {
