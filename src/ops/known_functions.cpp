@@ -13,13 +13,13 @@ namespace {
 using Kind = ExpressionNode::Kind;
 
 constexpr Function kKnown[] = {Function::gelu_tanh, Function::gelu, Function::silu, Function::mish};
-constexpr Function kAnalytic[] = {Function::add,     Function::sub,        Function::mul,    Function::div,
-                                  Function::neg,     Function::exp,        Function::log1p,  Function::expm1,
-                                  Function::square,  Function::reciprocal, Function::erf,    Function::tanh,
+constexpr Function kAnalytic[] = {Function::add,     Function::sub,        Function::mul,   Function::div,
+                                  Function::neg,     Function::exp,        Function::log1p, Function::expm1,
+                                  Function::square,  Function::reciprocal, Function::erf,   Function::tanh,
                                   Function::sigmoid, Function::softplus,   Function::pow};
 constexpr size_t kMostNodes = 24;  // of what is looked at
 constexpr int kFewestCalls = 2;
-constexpr std::array<double, 20> kPlaces = {-12, -7.3,  -5.1, -3.7, -2.9, -2.1, -1.4, -0.9, -0.55, -0.21,
+constexpr std::array<double, 20> kPlaces = {-12,   -7.3, -5.1, -3.7, -2.9, -2.1, -1.4, -0.9, -0.55, -0.21,
                                             -0.03, 0.04, 0.3,  0.77, 1.3,  1.9,  2.6,  3.4,  4.8,   11};
 
 bool near(double value, double expected) {  // constants are written with 8 digits and more
@@ -108,7 +108,8 @@ Expression with_known_functions(const Expression& expression) {
     } else if (node.kind == Kind::number) {
       now.push_back(builder.number(node.number));
     } else {
-      now.push_back(builder.call(node.function, there(node.arguments[0]), there(node.arguments[1]), there(node.arguments[2])));
+      now.push_back(
+          builder.call(node.function, there(node.arguments[0]), there(node.arguments[1]), there(node.arguments[2])));
     }
   }
   return any ? builder.take(now.back()) : expression;

@@ -32,11 +32,11 @@ TEST(KnownFunctions, AreFoundWithinOthersAndOfWhatIsComputed) {
 }
 
 TEST(KnownFunctions, AreNotFoundInOthers) {
-  for (const char* other : {
-           "mul(x0,sigmoid(mul(1.702,x0)))",  // quick GELU
-           "mul(x0,sigmoid(x1))", "mul(mul(x0,0.5),add(1,erf(div(x0,1.4))))", "mul(mul(x0,0.5),add(1,tanh(x0)))",
-           "t0=min(x0,20);mul(t0,sigmoid(x0))",
-           "mul(mul(x0,0.5),add(tanh(mul(add(x0,mul(mul(square(x0),x0),0.0447)),0.7978845608028654)),1))"}) {
+  for (const char* other :
+       {"mul(x0,sigmoid(mul(1.702,x0)))",  // quick GELU
+        "mul(x0,sigmoid(x1))", "mul(mul(x0,0.5),add(1,erf(div(x0,1.4))))", "mul(mul(x0,0.5),add(1,tanh(x0)))",
+        "t0=min(x0,20);mul(t0,sigmoid(x0))",
+        "mul(mul(x0,0.5),add(tanh(mul(add(x0,mul(mul(square(x0),x0),0.0447)),0.7978845608028654)),1))"}) {
     const std::string plain = to_string(parse_expression(other));
     EXPECT_EQ(known(other), plain);
   }

@@ -221,6 +221,9 @@ class GpuCheck : public Cuda {
     // little.
     tool("torch_python", R"(
 if [ "$1" = -c ]; then echo; exit; fi
+case "$*" in *transformers_bench.py*)
+  echo '{"step_ms": [2, 3, 4], "losses": [5], "first_step_s": 1, "arena_bytes": 6, "predicted_ms": 3, "gpu_peak_bytes": 7}'; exit 0;;
+esac
 case "$LD_LIBRARY_PATH" in *packed*) echo 'PyTorch has our libraries' >&2; exit 1;; esac
 case "$*" in *--memory*) echo 'Traceback' >&2; echo 'out of memory' >&2; exit 1;; esac
 echo '{"torch": "fake"}'
@@ -249,14 +252,14 @@ done)");
 };
 
 TEST_F(GpuCheck, FindsNothingWrong) {
-  const Outcome outcome = check("--minutes 20 --packed " + path("packed"));
+  const Outcome outcome = check("--minutes 20 --package " + path("packed") + " --packed " + path("packed"));
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   const nlohmann::json all = results();
   EXPECT_EQ(all.at("commit"), "abcdef0");
   EXPECT_TRUE(all.at("not_done").empty());
-  for (const char* name :
-       {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "ranks", "fill",
-        "twelve", "heaps", "workspace", "largest", "tf32", "compiled", "bandwidth", "engines"}) {
+  for (const char* name : {"link",    "conformance", "gradients", "steps",     "exact",   "failure",     "speed",
+                           "tight",   "slowdown",    "ranks",     "fill",      "twelve",  "heaps",       "workspace",
+                           "largest", "tf32",        "compiled",  "bandwidth", "engines", "transformers"}) {
     int rows = 0;
     for (const auto& [item, record] : all.at("checks").at(name).items())
       rows += static_cast<int>(record.at("rows").size());
@@ -264,7 +267,8 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   }
   EXPECT_THAT(outcome.out, HasSubstr("test_tests_conformance"));
   EXPECT_THAT(outcome.out, HasSubstr("auto at 50% --peer"));
-  EXPECT_THAT(outcome.out, HasSubstr("PyTorch 0.0 (channels_last)"));  // the faster of its two
+  EXPECT_THAT(outcome.out, HasSubstr("0.0 images/s (channels_last): Plimsoll "));  // the faster of its two
+  EXPECT_THAT(outcome.out, HasSubstr("gpt2 8 tf32, PyTorch compiled"));
   EXPECT_THAT(outcome.out, HasSubstr("of the speed, PyTorch: out of memory"));
   EXPECT_THAT(outcome.out, HasSubstr("mlp:hidden="));
   EXPECT_THAT(outcome.out, HasSubstr("with their data"));

@@ -93,10 +93,8 @@ struct TileKept {
 };
 PLIMSOLL_BODY uint32_t kept_of_block(const AttentionDropout& dropout, int64_t block) {
   const Block4 draws = draws_of_block(dropout.stream, block);
-  uint32_t bits = 0;
-  PLIMSOLL_UNROLL_ALL
-  for (int k = 0; k < 4; ++k) bits |= (draws.word[k] >= dropout.threshold ? 1U : 0U) << k;
-  return bits;
+  const auto bit = [&](uint32_t draw) { return draw >= dropout.threshold ? 1U : 0U; };
+  return bit(draws.word[0]) | bit(draws.word[1]) << 1 | bit(draws.word[2]) << 2 | bit(draws.word[3]) << 3;
 }
 template <int kThreads, int kRows, int kKeys>
 PLIMSOLL_BODY void fill_kept(TileKept<kRows, kKeys>& kept, const TileScores& scores, int64_t head, int l, int s,
