@@ -102,7 +102,7 @@ def _short(masking: Any, *, q_length: int, kv_length: int, q_offset: Any = 0, kv
     reach = (min((part[side] for part in found if side in part), default=None) for side in ("left", "right"))
     texts = [part["texts"] for part in found if "texts" in part]
     positions = [part["positions"] for part in found if "positions" in part]
-    if len(positions) > len(texts) or len(texts) > 1:  # since 5.20 or so positions are those within a text, before they were of the row
+    if len(positions) > len(texts) or len(texts) > 1:  # transformers 5.17 has texts without positions of their own, 5.24 with them
         return None
     for part in found:
         if "chunk" in part:

@@ -263,7 +263,7 @@ def padded_in_front(rows: int) -> dict[str, torch.Tensor]:
     return {name: x.flip(1) for name, x in tokens(rows).items()}
 
 
-def test_texts_whose_positions_are_those_of_the_row_are_texts_too():  # as transformers has them up to 5.19
+def test_texts_whose_positions_are_those_of_the_row_are_texts_too():  # as transformers 5.17 has them
     from transformers import masking_utils as masking
 
     from plimsoll.hf_attention import _short
