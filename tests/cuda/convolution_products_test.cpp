@@ -10,6 +10,7 @@
 #include "device/divided.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/run_kernel.h"
 #include "tests/support/error_text.h"
 
 namespace plimsoll {
@@ -19,6 +20,7 @@ using ::testing::Contains;
 using testing::error_text;
 using testing::FakeDoor;
 using ::testing::HasSubstr;
+using testing::input_value;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
@@ -30,8 +32,6 @@ struct Sizes {
 
 enum class Pass { forward, data, weights };
 constexpr Pass kPasses[] = {Pass::forward, Pass::data, Pass::weights};
-
-float input_value(int64_t i) { return static_cast<float>(i * 37 % 101) / 50 - 1; }
 
 // One op on memory of the device's, in one of the layouts.
 class Example {
@@ -81,34 +81,8 @@ class Example {
     for (size_t i = 0; i < op().outputs.size(); ++i) graph_.tensor(op().outputs[i]).layout = spec.outputs[i];
     return make_kernel(device, graph_, op(), kernel);
   }
-  // All outputs, one after the other; inputs are the same for every kernel.
   std::vector<float> run(const Device& device, const std::string& kernel) {
-    const auto made = make(device, kernel);
-    Bytes bytes = made->workspace();
-    const auto size = [&](TensorId id) { return align_up(graph_.tensor(id).bytes(), 64); };
-    for (const auto* list : {&op().inputs, &op().outputs}) {
-      for (const TensorId id : *list) bytes += size(id);
-    }
-    const auto arena = device.take_arena(bytes);
-    std::byte* at = arena->base();
-    std::vector<void*> inputs, outputs;
-    for (const TensorId id : op().inputs) {
-      std::vector<float> values(static_cast<size_t>(element_count(graph_.tensor(id).shape)));
-      for (size_t i = 0; i < values.size(); ++i) values[i] = input_value(static_cast<int64_t>(i));
-      device.write(at, std::as_bytes(std::span(values)));
-      inputs.push_back(std::exchange(at, at + size(id).count));
-    }
-    for (const TensorId id : op().outputs) outputs.push_back(std::exchange(at, at + size(id).count));
-    made->bind(inputs, outputs, at);
-    made->run();
-    device.open_queues()->synchronize();
-    std::vector<float> all;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      std::vector<float> result(static_cast<size_t>(element_count(graph_.tensor(op().outputs[i]).shape)));
-      device.read(std::as_writable_bytes(std::span(result)), static_cast<std::byte*>(outputs[i]));
-      all.insert(all.end(), result.begin(), result.end());
-    }
-    return all;
+    return testing::run_kernel(device, graph_, op(), *make(device, kernel));
   }
 
  private:

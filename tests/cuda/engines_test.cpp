@@ -15,6 +15,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/run_kernel.h"
 #include "tests/support/error_text.h"
 #include "tests/support/write_inputs.h"
 
@@ -62,28 +63,7 @@ class Example {
 
   // What it makes of inputs that are the same for every kernel.
   std::vector<float> run(const Device& device, const std::string& kernel) const {
-    const auto made = make_kernel(device, graph_, op(), kernel);
-    const auto arena = device.take_arena(1_MiB);
-    std::byte* at = arena->base();
-    const auto place = [&](TensorId id) {
-      std::byte* const there = at;
-      at += align_up(graph_.tensor(id).bytes(), 64).count;
-      return there;
-    };
-    std::vector<void*> inputs;
-    for (const TensorId id : op().inputs) {
-      std::vector<float> values(static_cast<size_t>(element_count(graph_.tensor(id).shape)));
-      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
-      inputs.push_back(place(id));
-      device.write(static_cast<std::byte*>(inputs.back()), std::as_bytes(std::span(values)));
-    }
-    void* const output = place(op().outputs[0]);
-    made->bind(inputs, std::span(&output, 1), at);
-    made->run();
-    device.open_queues()->synchronize();
-    std::vector<float> result(static_cast<size_t>(element_count(graph_.tensor(op().outputs[0]).shape)));
-    device.read(std::as_writable_bytes(std::span(result)), static_cast<std::byte*>(output));
-    return result;
+    return testing::run_kernel(device, graph_, op(), *make_kernel(device, graph_, op(), kernel));
   }
 
  private:

@@ -24,8 +24,7 @@ bool is_taken(const Answer& answer) {
 bool is_flat_and_padded_alike(const Convolution& c) { return !c.deep && c.top == c.bottom && c.left == c.right; }
 bool is_too_large(const Convolution& c) { return std::max(c.x_elements(), c.y_elements()) > INT32_MAX; }
 
-// By windows above 3 x 3 Winograd's transforms have so many points that a result is wrong in its third digit: 3 in 1,000 of
-// a 5 x 5 window's, on an H200.
+// By windows above 3 x 3 Winograd's transforms have so many points that a result is wrong in its third digit.
 bool is_accurate_by_winograd(const Convolution& c) { return std::max(c.r, c.s) <= 3; }
 
 // Why there is none is kept in `refusal`.
