@@ -243,7 +243,8 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
   TrainOptions options = short_training("resnet20");
   options.batch = 32;
   options.steps = 50;
-  options.schedule.lr = 1e-4;  // with a higher one, a training drifts from itself with another number of threads
+  // Rounding grows over the steps: with another number of threads, one process drifts from itself by 5e-5, and further with a higher rate.
+  options.schedule.lr = 1e-4;
   options.checkpoint = folder.path() / "alone.safetensors";
   const Learned one = alone(options);
   const auto expected = states_of(*options.checkpoint);
@@ -251,7 +252,7 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
     SCOPED_TRACE(fmt::format("{} ranks", ranks));
     options.checkpoint = folder.path() / fmt::format("{}.safetensors", ranks);
     options.optimizer.sync_batch_norm = true;
-    EXPECT_LT(largest_difference(one, together(ranks, options)), 1e-4);
+    EXPECT_LT(largest_difference(one, together(ranks, options)), 5e-4);
     const auto found = states_of(*options.checkpoint);
     ASSERT_EQ(found.size(), expected.size());
     int statistics = 0;
@@ -263,7 +264,7 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
         off += (got[i] - wanted[i]) * (got[i] - wanted[i]);
         size += wanted[i] * wanted[i];
       }
-      EXPECT_LT(std::sqrt(off), 1e-3 * std::sqrt(size) + 1e-5) << name;
+      EXPECT_LT(std::sqrt(off), 1e-3 * std::sqrt(size) + 1e-4) << name;
       statistics += name.find("running_") != std::string::npos;
     }
     EXPECT_EQ(statistics, 38);
