@@ -867,6 +867,27 @@ def families(o, model, batch):
              "gflops": e["gflop"] / e["ms"] * 1000 if e["ms"] else 0} for op, e in sorted(sums.items(), key=lambda item: -item[1]["ms"])]
 
 
+WINOGRAD = 4  # F(4x4, 3x3) does 36 multiplications where 144 are counted
+
+
+@part("roofline", 3, PEERS, [("lenet", 32)])
+def roofline(o, model, batch):
+    """A step against what this machine could do at most: each op at the peak of its arithmetic or of its memory, whichever is longer."""
+    peak = printed_by(("machine_bench", "bench/micro/machine_bench"))[0]
+    with tempfile.TemporaryDirectory() as folder:
+        step_ms = trained(model, batch, "--steps", 8, "--trace", f"{folder}/trace.json")["step_time_ms"]
+        kinds = {}
+        for span in spans(f"{folder}/trace.json"):
+            winograd = "wino" in span["kernel"]
+            kind = "convolutions by Winograd" if winograd else "other convolutions" if span["op"].startswith("Conv") else "the rest"
+            entry = kinds.setdefault(kind, {"ms": 0.0, "arithmetic_ms": 0.0, "memory_ms": 0.0, "least_ms": 0.0})
+            arithmetic_ms = span["gflop"] / (WINOGRAD if winograd else 1) / peak["gflops"] * 1000
+            memory_ms = span["least_bytes"] / peak["read_gb_per_s"] / 1e6
+            for key, ms in (("ms", span["ms"]), ("arithmetic_ms", arithmetic_ms), ("memory_ms", memory_ms), ("least_ms", max(arithmetic_ms, memory_ms))):
+                entry[key] += ms
+    return [{"model": model, "batch": batch, "step_ms": step_ms, "peak": peak, "kinds": kinds}]
+
+
 TIGHT = {  # size, and budgets with what stands behind them; a share is one of what `baseline` takes
     ("alexnet", 200): ([], [(700 << 20, ["--host-memory", "8GiB"])]),
     ("resnet50", 32): ([], [(share, ["--host-memory", "8GiB"]) for share in (0.5, 0.25, 0.12)]),

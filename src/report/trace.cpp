@@ -89,6 +89,7 @@ class Trace {
   void add_step(int process, StepIndex index, const StepRecord& record) {
     const Step& step = plan_.steps[index];
     const Op& op = graph_.op(step.op);
+    const Work work = op.type->work ? op.type->work(graph_, op) : Work{};
     json args = {{"step", index},
                  {"op", op.type->name},
                  {"layer", op.layer},
@@ -96,7 +97,8 @@ class Trace {
                  {"workspace_bytes", step.workspace.count},
                  {"recompute", step.recompute},
                  {"threads", step.threads},
-                 {"gflop", op.type->work ? op.type->work(graph_, op).flops / 1e9 : 0.0}};
+                 {"gflop", work.flops / 1e9},
+                 {"least_bytes", work.bytes}};
     if (record.together) args["share_of_one_launch"] = true;
     events_.push_back({{"ph", "X"},
                        {"pid", process},
