@@ -137,7 +137,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
       const size_t begin = end;
       end = std::min(choices.size(), begin + kTriedAtOnce);
-      const bool any_waits = may_upgrade && (!best.feasible() || waits_long(best));
+      const bool any_waits = may_upgrade && waits_long(best);
       if (any_waits) upgrade(best, flow, divide, options.policy);
       const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
       for_each_in_parallel(end - begin, [&](size_t i) {

@@ -90,9 +90,8 @@ class NextUse {
                             .home = home,
                             .at_the_end = true});
     }
-    std::ranges::stable_sort(stretches_, {}, [&](const Stretch& s) {
-      return std::tuple(s.at_the_end ? steps() + s.to : s.to, -s.from);
-    });
+    std::ranges::stable_sort(
+        stretches_, {}, [&](const Stretch& s) { return std::tuple(s.at_the_end ? steps() + s.to : s.to, -s.from); });
   }
   static void take_from(std::vector<int64_t>& live, int32_t begin, int32_t end, int64_t bytes) {
     for (int32_t d = begin; d < end; ++d) live[d] -= bytes;

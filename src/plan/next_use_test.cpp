@@ -24,8 +24,7 @@ TEST(NextUse, LetsGoWhatIsWantedLast) {
       {"ms": 1, "out": [0], "in": [[1, 0], [3, 0]]},
       {"ms": 1, "out": [0], "in": [[0, 0], [4, 0]]}], "keep": [[5, 0]]})"));
   const ValueTimeline timeline = make_timeline(costs.input());
-  const std::vector<Decisions> found =
-      copy_by_next_use(timeline, host(1), keep_everything(timeline), 13000, true);
+  const std::vector<Decisions> found = copy_by_next_use(timeline, host(1), keep_everything(timeline), 13000, true);
   ASSERT_FALSE(found.empty());
   for (const Decisions& decisions : found) {
     EXPECT_EQ(decisions.gaps[timeline.values[0].first_gap], kOffload);

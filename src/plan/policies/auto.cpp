@@ -691,7 +691,9 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
         const Plan* known = std::get_if<Plan>(&best);
         return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr, &sequence);
       });
-      if (!input.first_that_fits && std::ranges::any_of(input.device.tiers, &TierInfo::beside_compute)) {
+      const Plan* const known = std::get_if<Plan>(&best);
+      const bool by_reruns = known != nullptr && known->predicted.recompute_ms > known->predicted.stall_ms;
+      if (by_reruns && !input.first_that_fits && std::ranges::any_of(input.device.tiers, &TierInfo::beside_compute)) {
         consider([&](const PolicyInput& i) -> PlanOrInfeasible {
           std::optional<Plan> plan = AutoPlanner(i).with_copies(sequence);
           if (plan) return *std::move(plan);
