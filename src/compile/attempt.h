@@ -86,6 +86,8 @@ class Flow {
 
   // No step by the kernels of a choice takes less, whatever room there is for faster ones in the same layouts.
   double least_ms(const Choice& choice);
+  // What the fastest kernels take less than those of the choice.
+  double gain(const Choice& choice) { return gain_of_fastest(choice, *lay_out(choice)); }
 
   // The same layouts with the fastest kernels for which there is room in the plan that was found, if that makes it
   // faster; nothing where they are those.

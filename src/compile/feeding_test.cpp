@@ -97,7 +97,7 @@ TEST_F(FeedingChoice, TakesWhatIsFasterFromStepToStepWhereMemoryIsShort) {
 // The host writes such a batch to the tier.
 TEST_F(FeedingChoice, IsNotForABatchThatLiesInATier) {
   CompileOptions options{.exact = true, .feeding = link(0.05)};
-  options.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1000, .in_gb_per_s = 1000}};
+  options.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1000, .in_gb_per_s = 1000, .compute_share = 1}};
   const Bytes all = program({INT64_MAX}, {}).plan->arena;
   int homes = 0;
   for (const int64_t percent : {90, 70, 50, 40, 30, 20}) {

@@ -23,6 +23,8 @@ namespace {
 
 constexpr size_t kLimitsTried = 4;  // workspace limits between the largest and none
 constexpr size_t kTriedAtOnce = 2;  // choices of kernels; where none is better, those after them are hardly ever
+constexpr double kLong = 1.1;       // times what all ops take once
+constexpr int32_t kFewOps = 500;    // in whose plans the kernels are worth another look
 constexpr int kUpgrades = 2;        // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
@@ -49,6 +51,11 @@ std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutR
     if (smallest == nullptr || family != smallest->layouts.family) choices.push_back({family, 0_B, first.divide});
   }
   return choices;
+}
+
+// Whether the kernels are much of what makes a plan slow: smaller ones leave room, and where there is room the faster ones come back.
+bool waits_long(const Attempt& a) {
+  return a.feasible() && a.plan().predicted.step_time_ms > kLong * a.plan().predicted.lower_bound_ms;
 }
 
 // Steps get faster kernels where the plan has left them room.
@@ -124,17 +131,24 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     if (choices.empty()) choices = choices_of(flow, chosen, options, many);
     std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
     choices.insert(choices.begin(), chosen);
+    const bool may_upgrade = best.graph.op_count() <= kFewOps && !options.workspace_total && !options.first_that_fits;
     std::mutex best_mutex;
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
     for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
       const size_t begin = end;
       end = std::min(choices.size(), begin + kTriedAtOnce);
+      const bool any_waits = may_upgrade && waits_long(best);
+      if (any_waits) upgrade(best, flow, divide, options.policy);
+      const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
       for_each_in_parallel(end - begin, [&](size_t i) {
         const size_t index = begin + i;
         double ms = kAnyTime;
         if (const std::lock_guard lock(best_mutex); best.feasible())
           ms = best.plan().predicted.step_time_ms * kRounding;
+        if (any_waits && ms < kAnyTime)
+          ms = flow.least_ms(choices[index]) < ms ? known_ms + flow.gain(choices[index]) : 0;
         Attempt other = flow.attempt(choices[index], false, ms);
+        if (any_waits) upgrade(other, flow, divide, options.policy);
         const std::lock_guard lock(best_mutex);
         if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
         best = std::move(other);

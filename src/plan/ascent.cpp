@@ -129,8 +129,7 @@ class Ascent {
   // Their schedule is known.
   bool take_if_better(const Decisions& decisions, int64_t limit) {
     if (schedule_.unrecoverable >= 0 || schedule_.peak > limit || schedule_.compute_ms > best_.ms) return false;
-    spread_copies(timeline_, tiers_, limit, schedule_);
-    const double ms = time_of(timeline_, tiers_, schedule_).total_ms;
+    const double ms = spread_in_turn(timeline_, tiers_, limit, schedule_);
     if (ms >= best_.ms) return false;
     best_ = {decisions, limit, ms};
     std::swap(schedule_, best_schedule_);
@@ -156,8 +155,7 @@ class Ascent {
       kept->point = i;
       scheduler_.run(decisions, kept->schedule);
       schedule_ = kept->schedule;
-      spread_copies(timeline_, tiers_, INT64_MAX, schedule_);
-      least_ms_[i] = time_of(timeline_, tiers_, schedule_).total_ms;
+      least_ms_[i] = spread_in_turn(timeline_, tiers_, INT64_MAX, schedule_);
       if (least_ms_[i] >= best_.ms) return;
     } else {
       std::rotate(kept, kept + 1, kept_.end());

@@ -392,9 +392,8 @@ class Descent {
 
   void keep_point() {
     trial_ = schedule_;
-    spread_copies(timeline_, tiers_, schedule_.peak, trial_);
-    points_.push_back(
-        {decisions_, schedule_.peak, time_of(timeline_, tiers_, trial_).total_ms, !schedule_.moves.empty()});
+    const double ms = spread_in_turn(timeline_, tiers_, schedule_.peak, trial_);
+    points_.push_back({decisions_, schedule_.peak, ms, !schedule_.moves.empty()});
   }
 
   const ValueTimeline& timeline_;

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 
+#include "plan/next_use.h"
 #include "plan/tier_room.h"
 #include "plan/tradeoff.h"
 
@@ -33,20 +35,58 @@ class Refinement {
       limit_ = limit;
       if (best.ms < kAnyTime) take_if_better({best.decisions, limit_, ms_of(best.decisions, best.ms)}, best);
       for (; seen < points.size() && points[seen].limit <= limit_; ++seen) take_if_better(points[seen], best);
+      for (const Decisions& reruns : options_.reruns) copy_beside(reruns, kManyParts, best);
       if (best.ms == kAnyTime) continue;
-      if (best.ms > timeline_.compute_ms * kRounding) anneal(best);
+      if (best.ms > timeline_.compute_ms * kRounding) {
+        copy_beside(Decisions(best.decisions), kFewParts, best);
+        anneal(best);
+      }
       if (result.empty() || best.ms < result.back().ms) result.push_back(best);
     }
     return result;
   }
 
  private:
+  static constexpr double kFewParts[] = {0, 0.3};
+  static constexpr double kManyParts[] = {0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85};
   static constexpr int64_t kSmall = 2'000;  // part of the least limit
   static constexpr double kWarmth = 0.005;  // of the step's time
   static constexpr double kRounding = 1 + 1e-9;
 
   static void take_if_better(const LimitedPoint& point, LimitedPoint& best) {
     if (point.ms < best.ms) best = point;
+  }
+
+  // Copies anew, beside the reruns of `start` but so many parts of them, of those that cost most for their bytes.
+  void copy_beside(const Decisions& start, std::span<const double> parts, LimitedPoint& best) {
+    const std::vector<int32_t> reruns = dearest_reruns(start);
+    size_t last = SIZE_MAX;
+    for (const double part : parts) {
+      const auto count = static_cast<size_t>(part * static_cast<double>(reruns.size()));
+      if (count == std::exchange(last, count)) continue;
+      Decisions base = start;
+      for (size_t i = 0; i < count; ++i) base.gaps[reruns[i]] = kKeep;
+      for (Decisions& decisions : copy_by_next_use(timeline_, tiers_, base, limit_, options_.states_may_move)) {
+        const double ms = ms_of(decisions, best.ms);
+        take_if_better({std::move(decisions), limit_, ms}, best);
+      }
+    }
+  }
+  // The gaps behind which something runs again, what costs most for its bytes first.
+  std::vector<int32_t> dearest_reruns(const Decisions& decisions) const {
+    std::vector<std::pair<double, int32_t>> found;
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      if (value.producer < 0 || value.bytes == 0) continue;
+      const double ms_a_byte = timeline_.steps[value.producer].ms / static_cast<double>(value.bytes);
+      for (int32_t gap = value.first_gap; gap < value.first_gap + value.gap_count(); ++gap) {
+        if (decisions.gaps[gap] == kDrop) found.emplace_back(-ms_a_byte, gap);
+      }
+    }
+    std::ranges::sort(found);
+    std::vector<int32_t> gaps;
+    for (const auto& [ms_a_byte, gap] : found) gaps.push_back(gap);
+    return gaps;
   }
 
   void anneal(LimitedPoint& best) {
@@ -109,8 +149,7 @@ class Refinement {
     if (options_.within_room && TierRoom(timeline_, tiers_, decisions).overfull()) return kAnyTime;
     scheduler_.run_within(decisions, schedule_, SIZE_MAX, most_ms);
     if (schedule_.unrecoverable >= 0 || schedule_.peak > limit_ || schedule_.compute_ms > most_ms) return kAnyTime;
-    spread_copies(timeline_, tiers_, limit_, schedule_);
-    return time_of(timeline_, tiers_, schedule_).total_ms;
+    return spread_in_turn(timeline_, tiers_, limit_, schedule_);
   }
 
   const ValueTimeline& timeline_;

@@ -42,9 +42,8 @@ TEST(Refinement, IsNeverSlowerThanWhatItStartsFromAndDependsOnNoLargerLimit) {
       Schedule schedule;
       Scheduler(timeline).run(point.decisions, schedule);
       ASSERT_LT(schedule.unrecoverable, 0);
-      spread_copies(timeline, tiers, point.limit, schedule);
+      EXPECT_DOUBLE_EQ(spread_in_turn(timeline, tiers, point.limit, schedule), point.ms);
       EXPECT_LE(schedule.peak, point.limit);
-      EXPECT_DOUBLE_EQ(time_of(timeline, tiers, schedule).total_ms, point.ms);
     }
     const std::vector<int64_t> fewer(limits.begin(), limits.begin() + static_cast<std::ptrdiff_t>(limits.size() / 2));
     const auto below = refine_tradeoff(timeline, tiers, start, fewer, options);

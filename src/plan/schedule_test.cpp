@@ -64,6 +64,7 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
     const int tiers = static_cast<int>(seed % 3);
     input.device.tiers = two_tiers(random);
+    if (seed % 4 == 0) input.device.tiers[0].compute_share = 0;
     input.device.tiers.resize(tiers);
     input.placement = "best_fit";
     input.effort = 100'000;
@@ -78,19 +79,23 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     for (const Residence& r : schedule.residences) shared += r.in_place_of >= 0 ? 1 : 0;
     for (const double room : {0.0, 1.0, 1.3, 10.0}) {
       SCOPED_TRACE(room);
-      Schedule spread = schedule;
-      if (room > 0)
-        spread_copies(timeline, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)),
-                      spread);
-      const Plan plan = make_plan(input, timeline, decisions, spread, "test");
-      const auto violations = verify(graph, plan);
-      ASSERT_TRUE(violations.empty()) << describe(violations);
-      EXPECT_EQ(live_peak(plan).bytes.count, spread.peak);
-      if (room == 1.0) {
-        EXPECT_EQ(spread.peak, schedule.peak);
+      const auto limit = static_cast<int64_t>(room * static_cast<double>(schedule.peak));
+      Schedule spread = schedule, in_turn = schedule;
+      if (room > 0) spread_copies(timeline, input.device.tiers, limit, spread);
+      const double in_turn_ms = spread_in_turn(timeline, input.device.tiers, limit, in_turn);
+      for (const Schedule* made_so : {&spread, &in_turn}) {
+        SCOPED_TRACE(made_so == &spread ? "spread" : "in turn");
+        const Plan plan = make_plan(input, timeline, decisions, *made_so, "test");
+        const auto violations = verify(graph, plan);
+        ASSERT_TRUE(violations.empty()) << describe(violations);
+        EXPECT_EQ(live_peak(plan).bytes.count, made_so->peak);
+        if (room <= 1.0) {
+          EXPECT_EQ(made_so->peak, schedule.peak);
+        }
+        EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, *made_so).total_ms,
+                    1e-6);
       }
-      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms,
-                  1e-6);
+      EXPECT_NEAR(in_turn_ms, time_of(timeline, input.device.tiers, in_turn).total_ms, 1e-6);
     }
   }
   EXPECT_GT(made, 120);

@@ -49,9 +49,10 @@ std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const 
                                            int tries, bool within_room, bool many_at_once);
 
 struct RefinementOptions {
-  bool within_room = false;     // of one tier too
-  bool states_may_move = true;  // as in TradeoffOptions
-  int changes = 0;              // tried at a limit
+  bool within_room = false;            // of one tier too
+  bool states_may_move = true;         // as in TradeoffOptions
+  int changes = 0;                     // tried at a limit
+  std::vector<Decisions> reruns = {};  // of plans without copies: what if some of it were copied instead
 };
 // Once more over these limits: at each the best of `points` (limits ascending) that fits is changed at random,
 // gaps and where states lie between steps, by simulated annealing, starting from what was found below as well. Where copies

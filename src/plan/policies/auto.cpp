@@ -15,6 +15,7 @@
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/policies/runs.h"
+#include "plan/remat/search.h"
 #include "plan/simulate.h"
 #include "plan/tier_flag.h"
 #include "plan/tier_room.h"
@@ -35,8 +36,9 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int64_t kMostChanges = 110;      // at random, at each limit
-constexpr int64_t kChangedSteps = 15'000;  // that are scheduled for them
+constexpr double kPartsOfBudget[] = {0.94, 0.97, 1};  // offsets may need more than live bytes
+constexpr int64_t kMostChanges = 110;                 // at random, at each limit
+constexpr int64_t kChangedSteps = 15'000;             // that are scheduled for them
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -85,6 +87,35 @@ class AutoPlanner {
   // A bound of the time within the budget where no tier is used.
   double least_ms_in_place() const { return least_ms(timeline_, {}, input_.budget.count); }
 
+  // Copies in place of some of what runs again where nothing is copied: within the budget, or within more by what all states take.
+  std::optional<Plan> with_copies(const std::vector<int32_t>& sequence) {
+    const std::vector<TierInfo>& tiers = input_.device.tiers;
+    int64_t states = 0;
+    for (const TimelineValue& value : timeline_.values)
+      states += value.state >= 0 && value.producer < 0 ? value.bytes : 0;
+    std::vector<Decisions> reruns;
+    const auto add = [&](const std::vector<int32_t>& steps) {
+      if (std::optional<Decisions> decisions = decisions_of(steps)) reruns.push_back(*std::move(decisions));
+    };
+    add(sequence);
+    add(find_runs(timeline_, input_.budget.count + states, input_.run_effort / 2).sequence);
+    std::vector<int64_t> within;
+    for (const double part : kPartsOfBudget)
+      within.push_back(static_cast<int64_t>(part * static_cast<double>(input_.budget.count)));
+    std::vector<LimitedPoint> found = refine_tradeoff(timeline_, tiers, {}, within,
+                                                      {.within_room = tiers.size() > 1,
+                                                       .states_may_move = input_.state_homes.empty(),
+                                                       .changes = changes(),
+                                                       .reruns = std::move(reruns)});
+    std::ranges::reverse(found);
+    for (const LimitedPoint& point : found) {
+      if (point.ms * kRounding >= input_.faster_than_ms) continue;
+      Plan plan = make(point.decisions, point.limit);
+      if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
+    }
+    return std::nullopt;
+  }
+
   // After plan(): the smallest, whether it fits or not.
   PlanOrInfeasible smallest(const PolicyInput& input) {
     const std::vector<TradeoffPoint> roomy = points_with_room();
@@ -94,7 +125,7 @@ class AutoPlanner {
       if (point.peak < least->peak) least = &point;
     }
     scheduler_.run(least->decisions, schedule_);
-    spread_copies(timeline_, input_.device.tiers, least->peak, schedule_);
+    spread_in_turn(timeline_, input_.device.tiers, least->peak, schedule_);
     return finish_plan(input, timeline_, least->decisions, schedule_, "auto");
   }
 
@@ -300,8 +331,7 @@ class AutoPlanner {
     scheduler.run(decisions, schedule);
     if (schedule.unrecoverable >= 0) return std::nullopt;
     const int64_t peak = schedule.peak;
-    spread_copies(timeline_, input_.device.tiers, peak, schedule);
-    const double ms = time_of(timeline_, input_.device.tiers, schedule).total_ms;
+    const double ms = spread_in_turn(timeline_, input_.device.tiers, peak, schedule);
     return TradeoffPoint{decisions, peak, ms, !schedule.moves.empty()};
   }
   void find_points_within_room() {
@@ -418,6 +448,31 @@ class AutoPlanner {
     return decisions;
   }
 
+  // What a sequence of steps without copies keeps from one use to the next; all else is let go.
+  std::optional<Decisions> decisions_of(const std::vector<int32_t>& sequence) {
+    scheduler_.follow(keep_everything(timeline_), sequence, schedule_);
+    if (schedule_.unrecoverable >= 0) return std::nullopt;
+    std::vector<int32_t> first_run(timeline_.steps.size(), 0);
+    for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
+      if (!schedule_.steps[d].recompute) first_run[schedule_.steps[d].step] = d;
+    }
+    Decisions decisions = keep_everything(timeline_);
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      if (value.recomputable && !value.at_end)
+        std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
+    }
+    for (const Residence& residence : schedule_.residences) {
+      const TimelineValue& value = timeline_.values[residence.value];
+      for (int32_t g = 0; value.producer >= 0 && g < static_cast<int32_t>(value.uses.size()); ++g) {
+        const int32_t from = first_run[g == 0 ? value.producer : value.uses[g - 1]];
+        if (residence.first <= from && first_run[value.uses[g]] <= residence.last)
+          decisions.gaps[value.first_gap + g] = kKeep;
+      }
+    }
+    return decisions;
+  }
+
   std::optional<Plan> plan_extreme() {
     for (const Extreme& extreme : extremes()) {
       const Decisions decisions = everything_out(extreme);
@@ -460,7 +515,7 @@ class AutoPlanner {
   Plan make(const Decisions& decisions, int64_t limit) const {
     Schedule schedule;
     Scheduler(timeline_).run(decisions, schedule);
-    spread_copies(timeline_, input_.device.tiers, limit, schedule);
+    spread_in_turn(timeline_, input_.device.tiers, limit, schedule);
     return make_plan(input_, timeline_, decisions, schedule, "auto");
   }
 
@@ -482,7 +537,7 @@ class AutoPlanner {
     Schedule schedule;
     Scheduler(timeline_).run(point.decisions, schedule);
     if (schedule.peak >= below.count) return std::nullopt;
-    spread_copies(timeline_, input_.device.tiers, point.peak, schedule);
+    spread_in_turn(timeline_, input_.device.tiers, point.peak, schedule);
     if (schedule.peak >= below.count) return std::nullopt;
     return schedule;
   }
@@ -630,7 +685,22 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
     const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
-    if (!runs_first && may_run_again(input)) consider(by_runs);
+    if (!runs_first && may_run_again(input)) {
+      std::vector<int32_t> sequence;
+      consider([&](const PolicyInput& i) {
+        const Plan* known = std::get_if<Plan>(&best);
+        return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr, &sequence);
+      });
+      const Plan* const known = std::get_if<Plan>(&best);
+      const bool by_reruns = known != nullptr && known->predicted.recompute_ms > known->predicted.stall_ms;
+      if (by_reruns && !input.first_that_fits && std::ranges::any_of(input.device.tiers, &TierInfo::beside_compute)) {
+        consider([&](const PolicyInput& i) -> PlanOrInfeasible {
+          std::optional<Plan> plan = AutoPlanner(i).with_copies(sequence);
+          if (plan) return *std::move(plan);
+          return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
+        });
+      }
+    }
     const auto fastest_so_far = [&] {
       const Plan* plan = std::get_if<Plan>(&best);
       return plan != nullptr ? plan->predicted.step_time_ms : input.faster_than_ms;

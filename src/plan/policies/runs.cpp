@@ -62,6 +62,7 @@ class RunPlanner {
     std::vector<Sequence> starts;
     if (known != nullptr) starts.push_back(sequence_of(*known));
     const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort, starts);
+    first_found_ = found.sequence;
     const bool with_places = many_ && has_plain_places(timeline_) && !has_room_for(found);
     const bool both = timeline_.steps.size() <= kStepsTriedWithLess;
     if (with_places && !both) {
@@ -84,6 +85,9 @@ class RunPlanner {
     if (best_) return *std::move(best_);
     return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
   }
+
+  // By offsets it may need more than the budget.
+  const Sequence& first_found() const { return first_found_; }
 
  private:
   Sequence sequence_of(const Plan& plan) const {
@@ -217,13 +221,17 @@ class RunPlanner {
   Schedule schedule_;
   std::vector<int64_t> limits_, good_,
       failed_;  // by stage: of the next search, the last that led to a plan, the last that did not
+  Sequence first_found_;
   std::optional<Plan> best_;
 };
 
 }  // namespace
 
-PlanOrInfeasible plan_by_runs(const PolicyInput& input, const Plan* known) {
-  return RunPlanner(input, input.run_effort >= kMuchRunEffort).plan(known);
+PlanOrInfeasible plan_by_runs(const PolicyInput& input, const Plan* known, std::vector<int32_t>* sequence) {
+  RunPlanner planner(input, input.run_effort >= kMuchRunEffort);
+  PlanOrInfeasible answer = planner.plan(known);
+  if (sequence != nullptr) *sequence = planner.first_found();
+  return answer;
 }
 
 std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
