@@ -1,7 +1,8 @@
 // Offline placement: the problem is cut into parts. Of each part bundles are made, which are few, and placed by greedy
 // orders; where that does not reach the goal the part itself is placed so, and bundles for heights between. What is
-// left is searched, always in the part that reaches highest. First fit of the whole problem in the usual orders, where
-// that is lower, is the answer: of many items it comes first, because it is fast and often all that is needed.
+// left is searched, always in the part that reaches highest. Sweeps of the whole problem from its fullest moment, or first
+// fit in the usual orders, where that is lower, are the answer: for who watches the clock they come first where items are
+// many, because they are fast and often all that is needed.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "plan/placement/heap.h"
 #include "plan/placement/problem.h"
 #include "plan/placement/search.h"
+#include "plan/placement/sweep.h"
 
 namespace plimsoll {
 namespace {
@@ -39,6 +41,9 @@ constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where ther
 constexpr int64_t kQuickEffortAnItem = 500;       // but no more than that
 constexpr int kHalvings = 6;                      // of the heights between, with no more effort than that
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
+
+constexpr SweepRule kSweepRules[] = {{1, 2, 1}, {1, 1, 3}, {1, 4, 10}, {0, 1, 1}, {1, 1, 0}, {1, 0, 3}};
+constexpr int64_t kSweepAbove = 2000;  // sweeps that move others may use this part of the goal above it
 
 struct Limits {
   Clock::time_point deadline;
@@ -195,7 +200,7 @@ class PartPlacer {
   // Places the bundles, in parts again, and searches what greedy orders leave; only if all parts come down to the
   // target it is reached. Returns whether more effort may find something.
   bool try_bundles(int64_t target, const BundleChoice& choice, int64_t step, Limits& limits) {
-    const Bundles bundles = make_bundles(problem_, target, choice);
+    const Bundles bundles = make_bundles(problem_, target, choice, deadline_);
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
@@ -226,6 +231,49 @@ class PartPlacer {
   int64_t searched_ = 0, step_ = kFirstStep;
 };
 
+int64_t height_of(const PlacementProblem& problem, const std::vector<int64_t>& offsets) {
+  if (offsets.empty()) return INT64_MAX;
+  int64_t height = 0;
+  for (size_t i = 0; i < offsets.size(); ++i) height = std::max(height, offsets[i] + problem.items[i].size);
+  return height;
+}
+
+// Sweeps from the fullest moment by all rules, and what comes of moving others, also from where something found no place.
+// Keeps in `best` what is lower; empty where there is none yet. The first are tried whatever the effort is.
+void place_by_sweeps(const PlacementProblem& problem, int64_t goal, int64_t effort, Clock::time_point deadline,
+                     std::vector<int64_t>& best) {
+  int64_t height = height_of(problem, best), looks = 0;
+  const int64_t above = goal / kSweepAbove, enough = INT64_MAX - above < goal ? goal : goal + above;
+  const auto fullest =
+      static_cast<int32_t>(std::max_element(problem.live.begin(), problem.live.end()) - problem.live.begin());
+  auto try_choice = [&](const SweepChoice& choice) {
+    SweepResult result = sweep(problem, choice, deadline);
+    looks += result.looks;
+    if (result.height < height) {
+      height = result.height;
+      best = std::move(result.offsets);
+    }
+    return result.moment;
+  };
+  auto done = [&](int64_t target) { return height <= target || Clock::now() > deadline; };
+  for (const SweepRule& rule : kSweepRules) {
+    if (done(goal)) return;
+    try_choice({.height = goal, .moment = fullest, .rule = rule});
+  }
+  int32_t moment = fullest;
+  for (const int64_t target : {enough, goal}) {
+    for (const SweepRule& rule : kSweepRules) {
+      if (looks >= effort || done(target)) break;
+      moment = try_choice({.height = target, .moment = fullest, .rule = rule, .moves = true});
+    }
+    for (const SweepRule& rule : kSweepRules) {
+      if (looks >= effort || done(target)) break;
+      moment = try_choice({.height = target, .moment = moment, .rule = rule, .moves = true});
+    }
+    if (height > target) return;
+  }
+}
+
 // First fit of all items in the usual orders, and what comes of placing those above the goal first. Keeps in `best`
 // what is lower; empty where there is none yet. The simple orders are tried whatever the effort is.
 void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffer>& buffers, int64_t goal,
@@ -234,8 +282,7 @@ void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffe
   auto bytes = [&](int32_t i) { return buffers[problem.buffer[i]].bytes.count; };
   auto duration = [&](int32_t i) { return problem.items[i].duration; };
   auto area = [&](int32_t i) { return static_cast<double>(bytes(i)) * static_cast<double>(duration(i)); };
-  int64_t height = best.empty() ? INT64_MAX : 0;
-  for (size_t i = 0; i < best.size(); ++i) height = std::max(height, best[i] + problem.items[i].size);
+  int64_t height = height_of(problem, best);
   if (height <= goal) return;
   FirstFit first_fit(problem);
   std::vector<int32_t> best_order;
@@ -287,12 +334,13 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
   // Of a plan's placement only the height counts, and that it fits is all that many of them are asked for.
   const bool by_first_fit = !options.roughly && !options.only_to_fit;
-  const int64_t first_fit_effort = std::min(options.effort, kFirstFitLooks);
+  const int64_t whole_effort = std::min(options.effort, kFirstFitLooks);
   std::vector<int64_t> simple;
   // Who watches the clock is not kept waiting for more than that.
   if (by_first_fit && options.seconds && problem.items.size() > kSearchItems) {
     simple = place_on_heap(problem, Heap::Fit::best, false);
-    place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+    place_by_sweeps(problem, goal, whole_effort, limits.deadline, simple);
+    place_by_first_fit(problem, buffers, goal, whole_effort, limits.deadline, simple);
     Placement placement = make_placement(problem, simple, buffers.size());
     if (placement.height.count <= goal || limits.reached()) return placement;
   }
@@ -332,7 +380,8 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   if (placement.height.count > proven && by_first_fit) {
     if (simple.empty()) {
       simple = pieces.offsets;
-      place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+      place_by_sweeps(problem, goal, whole_effort, limits.deadline, simple);
+      place_by_first_fit(problem, buffers, goal, whole_effort, limits.deadline, simple);
     }
     Placement other = make_placement(problem, simple, buffers.size());
     if (other.height < placement.height) placement = std::move(other);
