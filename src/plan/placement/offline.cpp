@@ -43,6 +43,8 @@ constexpr int kHalvings = 6;                      // of the heights between, wit
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
 
 constexpr SweepRule kSweepRules[] = {{1, 2, 1}, {1, 1, 3}, {1, 4, 10}, {0, 1, 1}, {1, 1, 0}, {1, 0, 3}};
+constexpr int64_t kMovingLooks = 500'000'000;  // at holes and items: some 20 s
+constexpr int64_t kMovesOfEffort = 10;  // the part of a planner's effort that sweeps which move others get
 constexpr int64_t kSweepAbove = 2000;  // sweeps that move others may use this part of the goal above it
 
 struct Limits {
@@ -238,46 +240,71 @@ int64_t height_of(const PlacementProblem& problem, const std::vector<int64_t>& o
   return height;
 }
 
-// Sweeps from the fullest moment by all rules, and what comes of moving others, also from where something found no place.
-// Keeps in `best` what is lower; empty where there is none yet. The first are tried whatever the effort is.
-void place_by_sweeps(const PlacementProblem& problem, int64_t goal, int64_t effort, Clock::time_point deadline,
-                     std::vector<int64_t>& best) {
-  int64_t height = height_of(problem, best), looks = 0;
-  const int64_t above = goal / kSweepAbove, enough = INT64_MAX - above < goal ? goal : goal + above;
-  const auto fullest =
-      static_cast<int32_t>(std::max_element(problem.live.begin(), problem.live.end()) - problem.live.begin());
-  auto try_choice = [&](const SweepChoice& choice) {
-    SweepResult result = sweep(problem, choice, deadline);
-    looks += result.looks;
-    if (result.height < height) {
-      height = result.height;
-      best = std::move(result.offsets);
+// Sweeps of the whole problem. Keeps in `best` what is lower; empty where there is none yet.
+class SweepPlacer {
+ public:
+  SweepPlacer(const PlacementProblem& problem, int64_t goal, Clock::time_point deadline, std::vector<int64_t>& best)
+      : problem_(problem), goal_(goal), deadline_(deadline), best_(best), height_(height_of(problem, best)) {
+    fullest_ = static_cast<int32_t>(std::max_element(problem.live.begin(), problem.live.end()) - problem.live.begin());
+  }
+
+  // By all rules; takes little time.
+  void place() {
+    for (const SweepRule& rule : kSweepRules) {
+      if (is_done(goal_)) return;
+      sweep_once({.height = goal_, .moment = fullest_, .rule = rule});
+    }
+  }
+
+  // What comes of moving others, also from where something found no place: first to a height that is nearly the goal.
+  void move(int64_t effort) {
+    height_ = std::min(height_, height_of(problem_, best_));
+    looks_ = 0;
+    const int64_t nearly = goal_ + std::min(goal_ / kSweepAbove, INT64_MAX - goal_);
+    for (const int64_t target : {nearly, goal_}) {
+      int32_t moment = fullest_;
+      for (const bool elsewhere : {false, true}) {
+        for (const SweepRule& rule : kSweepRules) {
+          if (looks_ >= effort || is_done(target)) break;
+          moment =
+              sweep_once({.height = target, .moment = elsewhere ? moment : fullest_, .rule = rule, .moves = true});
+        }
+      }
+      if (height_ > target) return;
+    }
+  }
+
+ private:
+  bool is_done(int64_t target) const {
+    return height_ <= target || (deadline_ != Clock::time_point::max() && Clock::now() > deadline_);
+  }
+  int32_t sweep_once(const SweepChoice& choice) {
+    SweepResult result = sweep(problem_, choice, deadline_);
+    looks_ += result.looks;
+    if (result.height < height_) {
+      height_ = result.height;
+      best_ = std::move(result.offsets);
     }
     return result.moment;
-  };
-  auto done = [&](int64_t target) { return height <= target || Clock::now() > deadline; };
-  for (const SweepRule& rule : kSweepRules) {
-    if (done(goal)) return;
-    try_choice({.height = goal, .moment = fullest, .rule = rule});
   }
-  int32_t moment = fullest;
-  for (const int64_t target : {enough, goal}) {
-    for (const SweepRule& rule : kSweepRules) {
-      if (looks >= effort || done(target)) break;
-      moment = try_choice({.height = target, .moment = fullest, .rule = rule, .moves = true});
-    }
-    for (const SweepRule& rule : kSweepRules) {
-      if (looks >= effort || done(target)) break;
-      moment = try_choice({.height = target, .moment = moment, .rule = rule, .moves = true});
-    }
-    if (height > target) return;
-  }
-}
+
+  const PlacementProblem& problem_;
+  const int64_t goal_;
+  const Clock::time_point deadline_;
+  std::vector<int64_t>& best_;
+  int64_t height_, looks_ = 0;
+  int32_t fullest_ = 0;
+};
+
+struct FirstFitChoice {
+  int64_t effort = 0;
+  bool by_size_alone = false;
+};
 
 // First fit of all items in the usual orders, and what comes of placing those above the goal first. Keeps in `best`
 // what is lower; empty where there is none yet. The simple orders are tried whatever the effort is.
 void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffer>& buffers, int64_t goal,
-                        int64_t effort, Clock::time_point deadline, std::vector<int64_t>& best) {
+                        const FirstFitChoice& choice, Clock::time_point deadline, std::vector<int64_t>& best) {
   auto size = [&](int32_t i) { return problem.items[i].size; };
   auto bytes = [&](int32_t i) { return buffers[problem.buffer[i]].bytes.count; };
   auto duration = [&](int32_t i) { return problem.items[i].duration; };
@@ -306,16 +333,20 @@ void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffe
     lowest = reached;
     best_order = std::move(order);
   };
+  if (choice.by_size_alone) {
+    try_by(bytes);
+    return;
+  }
   try_by([&](int32_t i) { return std::tuple(problem.items[i].length(), bytes(i)); });
-  try_by([&](int32_t i) { return bytes(i); });
-  try_by([&](int32_t i) { return duration(i); });
+  try_by(bytes);
+  try_by(duration);
   try_by(area);
   try_by([&](int32_t i) { return std::tuple(bytes(i), duration(i)); });
   try_by([&](int32_t i) { return std::tuple(duration(i), bytes(i)); });
   try_by([&](int32_t i) { return -problem.items[i].lower; });
   try_by([&](int32_t i) { return std::tuple(-problem.items[i].lower, bytes(i)); });
   std::vector<int32_t> order = best_order;
-  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < effort; ++pass) {
+  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < choice.effort; ++pass) {
     if (try_order(order, INT64_MAX) == INT64_MAX) return;  // the time is over
     std::stable_partition(order.begin(), order.end(), [&](int32_t i) { return offsets[i] + size(i) > goal; });
   }
@@ -334,13 +365,16 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
   // Of a plan's placement only the height counts, and that it fits is all that many of them are asked for.
   const bool by_first_fit = !options.roughly && !options.only_to_fit;
-  const int64_t whole_effort = std::min(options.effort, kFirstFitLooks);
+  const int64_t first_fit_effort = std::min(options.effort, kFirstFitLooks);
   std::vector<int64_t> simple;
   // Who watches the clock is not kept waiting for more than that.
   if (by_first_fit && options.seconds && problem.items.size() > kSearchItems) {
     simple = place_on_heap(problem, Heap::Fit::best, false);
-    place_by_sweeps(problem, goal, whole_effort, limits.deadline, simple);
-    place_by_first_fit(problem, buffers, goal, whole_effort, limits.deadline, simple);
+    SweepPlacer sweeps(problem, goal, limits.deadline, simple);
+    sweeps.place();
+    place_by_first_fit(problem, buffers, goal, {.by_size_alone = true}, limits.deadline, simple);
+    sweeps.move(std::min(options.effort, kMovingLooks));
+    place_by_first_fit(problem, buffers, goal, {.effort = first_fit_effort}, limits.deadline, simple);
     Placement placement = make_placement(problem, simple, buffers.size());
     if (placement.height.count <= goal || limits.reached()) return placement;
   }
@@ -380,8 +414,10 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   if (placement.height.count > proven && by_first_fit) {
     if (simple.empty()) {
       simple = pieces.offsets;
-      place_by_sweeps(problem, goal, whole_effort, limits.deadline, simple);
-      place_by_first_fit(problem, buffers, goal, whole_effort, limits.deadline, simple);
+      SweepPlacer sweeps(problem, goal, limits.deadline, simple);
+      sweeps.place();
+      place_by_first_fit(problem, buffers, goal, {.effort = first_fit_effort}, limits.deadline, simple);
+      sweeps.move(first_fit_effort / kMovesOfEffort);
     }
     Placement other = make_placement(problem, simple, buffers.size());
     if (other.height < placement.height) placement = std::move(other);

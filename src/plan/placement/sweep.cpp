@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMostHoles = 50;     // so many are compared, of the smallest that are large enough
 constexpr int kMostMoves = 300;    // for one that finds no hole
-constexpr int64_t kMovingLooks = 20'000'000;  // what all moves of a sweep may look at
+constexpr int64_t kMovingLooksOfASweep = 20'000'000;  // what all moves of a sweep may look at
 constexpr int kMostDoublings = 8;  // of the cost to move what was moved before for the same one
 constexpr double kNearlyFull = 0.01;  // what is free is nothing beside this part of the height
 constexpr int64_t kNever = int64_t{1} << 44;
@@ -101,8 +101,8 @@ class Sweep {
     std::reverse(weighed_.begin(), weighed_.end());
     for (double& until : weighed_) until = whole - until;
     go();
-    SweepResult result{.offsets = {}, .height = 0, .looks = looks_, .moment = choice_.moment};
-    put_on_top(result);
+    SweepResult result{.offsets = {}, .height = INT64_MAX, .looks = looks_, .moment = choice_.moment};
+    if (is_in_time()) put_on_top(result);
     return result;
   }
 
@@ -148,14 +148,9 @@ class Sweep {
     ended_ = static_cast<size_t>(
         std::partition_point(by_end_.begin(), by_end_.end(), [&](int32_t i) { return items_[i].upper <= now_; }) -
         by_end_.begin());
-    bool in_time = true;
     for (size_t p = 0; p < order.size(); ++p) {
       const int32_t i = order[p];
-      if (p % 256 == 0) in_time = in_time && is_in_time();
-      if (!in_time) {
-        left_.push_back(i);
-        continue;
-      }
+      if (p % 256 == 0 && !is_in_time()) return;
       now_ = items_[i].lower;
       for (; ended_ < by_end_.size() && items_[by_end_[ended_]].upper <= now_; ++ended_) {
         if (offsets_[by_end_[ended_]] >= 0) shelf.take(by_end_[ended_]);
@@ -163,7 +158,7 @@ class Sweep {
       offsets_[i] = best_hole(i);
       if (offsets_[i] >= 0) {
         shelf.put(i);
-      } else if (!choice_.moves || looks_ > kMovingLooks || !make_room(i)) {
+      } else if (!choice_.moves || looks_ > kMovingLooksOfASweep || !make_room(i)) {
         left_.push_back(i);
       }
     }
@@ -338,6 +333,7 @@ class Sweep {
       FirstFit(part).place(order, above);
       for (size_t p = 0; p < left_.size(); ++p) offsets_[left_[p]] = choice_.height + above[p];
     }
+    result.height = 0;
     for (size_t i = 0; i < items_.size(); ++i) result.height = std::max(result.height, end(static_cast<int32_t>(i)));
     result.offsets = std::move(offsets_);
   }

@@ -40,7 +40,7 @@ struct SweepResult {
   int32_t moment = 0;  // where the largest of what found no place lives; the one chosen where there is none
 };
 
-// When the time is over what is left is put on top.
+// When the time is over there are no offsets, and the height is INT64_MAX.
 SweepResult sweep(const PlacementProblem& problem, const SweepChoice& choice,
                   Clock::time_point deadline = Clock::time_point::max());
 
