@@ -44,8 +44,8 @@ constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before 
 
 constexpr SweepRule kSweepRules[] = {{1, 2, 1}, {1, 1, 3}, {1, 4, 10}, {0, 1, 1}, {1, 1, 0}, {1, 0, 3}};
 constexpr int64_t kMovingLooks = 500'000'000;  // at holes and items: some 20 s
-constexpr int64_t kMovesOfEffort = 10;  // the part of a planner's effort that sweeps which move others get
-constexpr int64_t kSweepAbove = 2000;  // sweeps that move others may use this part of the goal above it
+constexpr int64_t kMovesOfEffort = 10;         // the part of a planner's effort that sweeps which move others get
+constexpr int64_t kSweepAbove = 2000;          // sweeps that move others may use this part of the goal above it
 
 struct Limits {
   Clock::time_point deadline;
@@ -266,8 +266,7 @@ class SweepPlacer {
       for (const bool elsewhere : {false, true}) {
         for (const SweepRule& rule : kSweepRules) {
           if (looks_ >= effort || is_done(target)) break;
-          moment =
-              sweep_once({.height = target, .moment = elsewhere ? moment : fullest_, .rule = rule, .moves = true});
+          moment = sweep_once({.height = target, .moment = elsewhere ? moment : fullest_, .rule = rule, .moves = true});
         }
       }
       if (height_ > target) return;
@@ -346,7 +345,8 @@ void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffe
   try_by([&](int32_t i) { return -problem.items[i].lower; });
   try_by([&](int32_t i) { return std::tuple(-problem.items[i].lower, bytes(i)); });
   std::vector<int32_t> order = best_order;
-  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < choice.effort; ++pass) {
+  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < choice.effort;
+       ++pass) {
     if (try_order(order, INT64_MAX) == INT64_MAX) return;  // the time is over
     std::stable_partition(order.begin(), order.end(), [&](int32_t i) { return offsets[i] + size(i) > goal; });
   }

@@ -14,11 +14,11 @@
 namespace plimsoll {
 namespace {
 
-constexpr int kMostHoles = 50;     // so many are compared, of the smallest that are large enough
-constexpr int kMostMoves = 300;    // for one that finds no hole
+constexpr int kMostHoles = 50;                        // so many are compared, of the smallest that are large enough
+constexpr int kMostMoves = 300;                       // for one that finds no hole
 constexpr int64_t kMovingLooksOfASweep = 20'000'000;  // what all moves of a sweep may look at
-constexpr int kMostDoublings = 8;  // of the cost to move what was moved before for the same one
-constexpr double kNearlyFull = 0.01;  // what is free is nothing beside this part of the height
+constexpr int kMostDoublings = 8;                     // of the cost to move what was moved before for the same one
+constexpr double kNearlyFull = 0.01;                  // what is free is nothing beside this part of the height
 constexpr int64_t kNever = int64_t{1} << 44;
 constexpr int64_t kSizes = 1 << 16, kAges = 1 << 10;  // what costs are reckoned in: parts of the height, of a mean life
 constexpr int64_t kOldest = 16;                       // mean lives
@@ -95,7 +95,8 @@ class Sweep {
   SweepResult run() {
     pile_up();
     go();
-    for (PlacementItem& item : items_) item.lower = problem_.times - std::exchange(item.upper, problem_.times - item.lower);
+    for (PlacementItem& item : items_)
+      item.lower = problem_.times - std::exchange(item.upper, problem_.times - item.lower);
     moment_ = problem_.times - 1 - moment_;
     const double whole = weighed_.back();
     std::reverse(weighed_.begin(), weighed_.end());
@@ -196,7 +197,8 @@ class Sweep {
         consider(offset, worth(below) + worth(above));
         continue;
       }
-      const double rest = static_cast<double>(size - item.size), lost = choice_.rule.filled * rest / (rest + mean_size_);
+      const double rest = static_cast<double>(size - item.size),
+                   lost = choice_.rule.filled * rest / (rest + mean_size_);
       consider(offset, worth(below) - lost);
       consider(offset + size - item.size, worth(above) - lost);
     }
@@ -206,9 +208,10 @@ class Sweep {
 
   // What it costs to move an item that has a place: large ones hardly find another, old ones meet many.
   int64_t cost(int32_t i) const {
-    const auto size = static_cast<int64_t>(static_cast<double>(items_[i].size) * kSizes /
-                                           static_cast<double>(choice_.height));
-    const int64_t age = std::min<int64_t>(kAges * (std::min(now_, items_[i].upper) - items_[i].lower) / mean_length_, kOldest * kAges);
+    const auto size =
+        static_cast<int64_t>(static_cast<double>(items_[i].size) * kSizes / static_cast<double>(choice_.height));
+    const int64_t age =
+        std::min<int64_t>(kAges * (std::min(now_, items_[i].upper) - items_[i].lower) / mean_length_, kOldest * kAges);
     const auto moved = moved_.find(i);
     return (1 + size) * (kAges / 2 + age) << (moved == moved_.end() ? 0 : moved->second);
   }
@@ -283,7 +286,7 @@ class Sweep {
   // Moves others for an item that begins now. Returns whether all have a place in the end; else nothing was moved.
   bool make_room(int32_t first) {
     moved_.clear();
-    std::map<int32_t, int64_t> was;  // offsets before
+    std::map<int32_t, int64_t> was;                                               // offsets before
     std::set<std::pair<int64_t, int32_t>> waiting{{-items_[first].size, first}};  // the largest first
     std::vector<int32_t> in_the_way;
     auto put = [&](int32_t i, int64_t offset) {
@@ -321,9 +324,9 @@ class Sweep {
         return problem_.items[a].size < problem_.items[b].size;
       });
       const PlacementItem& item = problem_.items[largest];
-      result.moment = static_cast<int32_t>(std::max_element(problem_.live.begin() + item.lower,
-                                                            problem_.live.begin() + item.upper) -
-                                           problem_.live.begin());
+      result.moment = static_cast<int32_t>(
+          std::max_element(problem_.live.begin() + item.lower, problem_.live.begin() + item.upper) -
+          problem_.live.begin());
       const PlacementProblem part = make_part(problem_, left_);
       std::vector<int32_t> order(left_.size());
       std::iota(order.begin(), order.end(), 0);
@@ -342,7 +345,7 @@ class Sweep {
   const SweepChoice choice_;
   const Clock::time_point deadline_;
   std::vector<PlacementItem> items_;  // on the way backwards with their times reversed
-  std::vector<double> weighed_;  // time until there; moments at which little is free count for more
+  std::vector<double> weighed_;       // time until there; moments at which little is free count for more
   int32_t moment_ = 0, now_ = 0;
   double mean_size_ = 0;
   int64_t mean_length_ = 0, looks_ = 0;
@@ -350,8 +353,8 @@ class Sweep {
   std::vector<int32_t> by_end_;   // all items; the first `ended_` do not live any more
   size_t ended_ = 0;
   Shelf* shelf_ = nullptr;
-  std::vector<int32_t> left_;      // what found no place
-  std::map<int32_t, int> moved_;   // how often, only inside make_room
+  std::vector<int32_t> left_;     // what found no place
+  std::map<int32_t, int> moved_;  // how often, only inside make_room
   std::vector<Border> begins_, ends_;
   std::vector<int32_t> met_;
 };
