@@ -366,6 +366,8 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   // Of a plan's placement only the height counts, and that it fits is all that many of them are asked for.
   const bool by_first_fit = !options.roughly && !options.only_to_fit;
   const int64_t first_fit_effort = std::min(options.effort, kFirstFitLooks);
+  // A planner's small problems are left as they are: many are placed, and each answer leads its search elsewhere.
+  const bool with_sweeps = options.seconds || problem.items.size() > kSearchItems;
   std::vector<int64_t> simple;
   // Who watches the clock is not kept waiting for more than that.
   if (by_first_fit && options.seconds && problem.items.size() > kSearchItems) {
@@ -415,9 +417,9 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
     if (simple.empty()) {
       simple = pieces.offsets;
       SweepPlacer sweeps(problem, goal, limits.deadline, simple);
-      sweeps.place();
+      if (with_sweeps) sweeps.place();
       place_by_first_fit(problem, buffers, goal, {.effort = first_fit_effort}, limits.deadline, simple);
-      sweeps.move(first_fit_effort / kMovesOfEffort);
+      if (with_sweeps) sweeps.move(first_fit_effort / kMovesOfEffort);
     }
     Placement other = make_placement(problem, simple, buffers.size());
     if (other.height < placement.height) placement = std::move(other);
