@@ -19,7 +19,7 @@ constexpr int kMostMoves = 300;                       // for one that finds no h
 constexpr int64_t kMovingLooksOfASweep = 20'000'000;  // what all moves of a sweep may look at
 constexpr int kMostDoublings = 8;                     // of the cost to move what was moved before for the same one
 constexpr double kNearlyFull = 0.01;                  // what is free is nothing beside this part of the height
-constexpr int64_t kNever = int64_t{1} << 44;
+constexpr int64_t kOutOfReach = int64_t{1} << 44;
 constexpr int64_t kSizes = 1 << 16, kAges = 1 << 10;  // what costs are reckoned in: parts of the height, of a mean life
 constexpr int64_t kOldest = 16;                       // mean lives
 
@@ -248,7 +248,7 @@ class Sweep {
       std::sort(borders->begin() + now_count, borders->end());
       std::inplace_merge(borders->begin(), borders->begin() + now_count, borders->end());
     }
-    int64_t best = -1, least = kNever;
+    int64_t best = -1, least = kOutOfReach;
     auto consider = [&](int64_t offset, int64_t price) {
       if (price >= least) return;
       best = offset;
