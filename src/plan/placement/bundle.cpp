@@ -20,8 +20,8 @@ struct Growing {
 
 class Bundler {
  public:
-  Bundler(const PlacementProblem& problem, int64_t height, const BundleChoice& choice)
-      : problem_(problem), backwards_(choice.backwards) {
+  Bundler(const PlacementProblem& problem, int64_t height, const BundleChoice& choice, Clock::time_point deadline)
+      : problem_(problem), backwards_(choice.backwards), deadline_(deadline) {
     for (int64_t live : problem.live) {
       room_.push_back(static_cast<int64_t>(choice.share * static_cast<double>(height - live)));
     }
@@ -114,6 +114,7 @@ class Bundler {
     sort();
     bool joined = false;
     for (size_t i = 0; i < bundles_.size(); ++i) {
+      if (i % 64 == 0 && deadline_ != Clock::time_point::max() && Clock::now() > deadline_) break;
       if (bundles_[i].members.empty()) continue;
       size_t tried = 0;
       for (size_t j = i + 1; j < bundles_.size() && tried < kNext; ++j) {
@@ -129,14 +130,16 @@ class Bundler {
 
   const PlacementProblem& problem_;
   const bool backwards_;
+  const Clock::time_point deadline_;
   std::vector<int64_t> room_;  // by time: bytes that may still be wasted
   std::vector<Growing> bundles_;
 };
 
 }  // namespace
 
-Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice) {
-  return Bundler(problem, height, choice).run();
+Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice,
+                     Clock::time_point deadline) {
+  return Bundler(problem, height, choice, deadline).run();
 }
 
 std::vector<int64_t> Bundles::offsets_of_items(const PlacementProblem& whole,

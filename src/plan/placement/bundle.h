@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/clock.h"
 #include "plan/placement/problem.h"
 
 namespace plimsoll {
@@ -31,6 +32,8 @@ struct BundleChoice {
   double share = 0.5;      // from 0 to 1: how much of the room below the height bundles may waste at any time
   bool backwards = false;  // joins what ends together before what begins together
 };
-Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice);
+// When the time is over nothing more is joined.
+Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice,
+                     Clock::time_point deadline = Clock::time_point::max());
 
 }  // namespace plimsoll

@@ -1,7 +1,8 @@
 // Offline placement: the problem is cut into parts. Of each part bundles are made, which are few, and placed by greedy
 // orders; where that does not reach the goal the part itself is placed so, and bundles for heights between. What is
-// left is searched, always in the part that reaches highest. First fit of the whole problem in the usual orders, where
-// that is lower, is the answer: of many items it comes first, because it is fast and often all that is needed.
+// left is searched, always in the part that reaches highest. Sweeps of the whole problem from its fullest moment, or first
+// fit in the usual orders, where that is lower, are the answer: for who watches the clock they come first where items are
+// many, because they are fast and often all that is needed.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "plan/placement/heap.h"
 #include "plan/placement/problem.h"
 #include "plan/placement/search.h"
+#include "plan/placement/sweep.h"
 
 namespace plimsoll {
 namespace {
@@ -39,6 +41,11 @@ constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where ther
 constexpr int64_t kQuickEffortAnItem = 500;       // but no more than that
 constexpr int kHalvings = 6;                      // of the heights between, with no more effort than that
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
+
+constexpr SweepRule kSweepRules[] = {{1, 2, 1}, {1, 1, 3}, {1, 4, 10}, {0, 1, 1}, {1, 1, 0}, {1, 0, 3}};
+constexpr int64_t kMovingLooks = 500'000'000;  // at holes and items: some 20 s
+constexpr int64_t kMovesOfEffort = 10;         // the part of a planner's effort that sweeps which move others get
+constexpr int64_t kSweepAbove = 2000;          // sweeps that move others may use this part of the goal above it
 
 struct Limits {
   Clock::time_point deadline;
@@ -195,7 +202,7 @@ class PartPlacer {
   // Places the bundles, in parts again, and searches what greedy orders leave; only if all parts come down to the
   // target it is reached. Returns whether more effort may find something.
   bool try_bundles(int64_t target, const BundleChoice& choice, int64_t step, Limits& limits) {
-    const Bundles bundles = make_bundles(problem_, target, choice);
+    const Bundles bundles = make_bundles(problem_, target, choice, deadline_);
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
@@ -226,16 +233,82 @@ class PartPlacer {
   int64_t searched_ = 0, step_ = kFirstStep;
 };
 
+int64_t height_of(const PlacementProblem& problem, const std::vector<int64_t>& offsets) {
+  if (offsets.empty()) return INT64_MAX;
+  int64_t height = 0;
+  for (size_t i = 0; i < offsets.size(); ++i) height = std::max(height, offsets[i] + problem.items[i].size);
+  return height;
+}
+
+// Sweeps of the whole problem. Keeps in `best` what is lower; empty where there is none yet.
+class SweepPlacer {
+ public:
+  SweepPlacer(const PlacementProblem& problem, int64_t goal, Clock::time_point deadline, std::vector<int64_t>& best)
+      : problem_(problem), goal_(goal), deadline_(deadline), best_(best), height_(height_of(problem, best)) {
+    fullest_ = static_cast<int32_t>(std::max_element(problem.live.begin(), problem.live.end()) - problem.live.begin());
+  }
+
+  // By all rules; takes little time.
+  void place() {
+    for (const SweepRule& rule : kSweepRules) {
+      if (is_done(goal_)) return;
+      sweep_once({.height = goal_, .moment = fullest_, .rule = rule});
+    }
+  }
+
+  // What comes of moving others, also from where something found no place: first to a height that is nearly the goal.
+  void move(int64_t effort) {
+    height_ = std::min(height_, height_of(problem_, best_));
+    looks_ = 0;
+    const int64_t nearly = goal_ + std::min(goal_ / kSweepAbove, INT64_MAX - goal_);
+    for (const int64_t target : {nearly, goal_}) {
+      int32_t moment = fullest_;
+      for (const bool elsewhere : {false, true}) {
+        for (const SweepRule& rule : kSweepRules) {
+          if (looks_ >= effort || is_done(target)) break;
+          moment = sweep_once({.height = target, .moment = elsewhere ? moment : fullest_, .rule = rule, .moves = true});
+        }
+      }
+      if (height_ > target) return;
+    }
+  }
+
+ private:
+  bool is_done(int64_t target) const {
+    return height_ <= target || (deadline_ != Clock::time_point::max() && Clock::now() > deadline_);
+  }
+  int32_t sweep_once(const SweepChoice& choice) {
+    SweepResult result = sweep(problem_, choice, deadline_);
+    looks_ += result.looks;
+    if (result.height < height_) {
+      height_ = result.height;
+      best_ = std::move(result.offsets);
+    }
+    return result.moment;
+  }
+
+  const PlacementProblem& problem_;
+  const int64_t goal_;
+  const Clock::time_point deadline_;
+  std::vector<int64_t>& best_;
+  int64_t height_, looks_ = 0;
+  int32_t fullest_ = 0;
+};
+
+struct FirstFitChoice {
+  int64_t effort = 0;
+  bool by_size_alone = false;
+};
+
 // First fit of all items in the usual orders, and what comes of placing those above the goal first. Keeps in `best`
 // what is lower; empty where there is none yet. The simple orders are tried whatever the effort is.
 void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffer>& buffers, int64_t goal,
-                        int64_t effort, Clock::time_point deadline, std::vector<int64_t>& best) {
+                        const FirstFitChoice& choice, Clock::time_point deadline, std::vector<int64_t>& best) {
   auto size = [&](int32_t i) { return problem.items[i].size; };
   auto bytes = [&](int32_t i) { return buffers[problem.buffer[i]].bytes.count; };
   auto duration = [&](int32_t i) { return problem.items[i].duration; };
   auto area = [&](int32_t i) { return static_cast<double>(bytes(i)) * static_cast<double>(duration(i)); };
-  int64_t height = best.empty() ? INT64_MAX : 0;
-  for (size_t i = 0; i < best.size(); ++i) height = std::max(height, best[i] + problem.items[i].size);
+  int64_t height = height_of(problem, best);
   if (height <= goal) return;
   FirstFit first_fit(problem);
   std::vector<int32_t> best_order;
@@ -259,16 +332,21 @@ void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffe
     lowest = reached;
     best_order = std::move(order);
   };
+  if (choice.by_size_alone) {
+    try_by(bytes);
+    return;
+  }
   try_by([&](int32_t i) { return std::tuple(problem.items[i].length(), bytes(i)); });
-  try_by([&](int32_t i) { return bytes(i); });
-  try_by([&](int32_t i) { return duration(i); });
+  try_by(bytes);
+  try_by(duration);
   try_by(area);
   try_by([&](int32_t i) { return std::tuple(bytes(i), duration(i)); });
   try_by([&](int32_t i) { return std::tuple(duration(i), bytes(i)); });
   try_by([&](int32_t i) { return -problem.items[i].lower; });
   try_by([&](int32_t i) { return std::tuple(-problem.items[i].lower, bytes(i)); });
   std::vector<int32_t> order = best_order;
-  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < effort; ++pass) {
+  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < choice.effort;
+       ++pass) {
     if (try_order(order, INT64_MAX) == INT64_MAX) return;  // the time is over
     std::stable_partition(order.begin(), order.end(), [&](int32_t i) { return offsets[i] + size(i) > goal; });
   }
@@ -288,11 +366,17 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   // Of a plan's placement only the height counts, and that it fits is all that many of them are asked for.
   const bool by_first_fit = !options.roughly && !options.only_to_fit;
   const int64_t first_fit_effort = std::min(options.effort, kFirstFitLooks);
+  // A planner's small problems are left as they are: many are placed, and each answer leads its search elsewhere.
+  const bool with_sweeps = options.seconds || problem.items.size() > kSearchItems;
   std::vector<int64_t> simple;
   // Who watches the clock is not kept waiting for more than that.
   if (by_first_fit && options.seconds && problem.items.size() > kSearchItems) {
     simple = place_on_heap(problem, Heap::Fit::best, false);
-    place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+    SweepPlacer sweeps(problem, goal, limits.deadline, simple);
+    sweeps.place();
+    place_by_first_fit(problem, buffers, goal, {.by_size_alone = true}, limits.deadline, simple);
+    sweeps.move(std::min(options.effort, kMovingLooks));
+    place_by_first_fit(problem, buffers, goal, {.effort = first_fit_effort}, limits.deadline, simple);
     Placement placement = make_placement(problem, simple, buffers.size());
     if (placement.height.count <= goal || limits.reached()) return placement;
   }
@@ -332,7 +416,10 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   if (placement.height.count > proven && by_first_fit) {
     if (simple.empty()) {
       simple = pieces.offsets;
-      place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+      SweepPlacer sweeps(problem, goal, limits.deadline, simple);
+      if (with_sweeps) sweeps.place();
+      place_by_first_fit(problem, buffers, goal, {.effort = first_fit_effort}, limits.deadline, simple);
+      if (with_sweeps) sweeps.move(first_fit_effort / kMovesOfEffort);
     }
     Placement other = make_placement(problem, simple, buffers.size());
     if (other.height < placement.height) placement = std::move(other);
