@@ -68,7 +68,7 @@ def _not_updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Uns
     return [
         UnsupportedOp(f"{type(module).__name__}(sparse=True)", name, "", reason)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and module.sparse and module.weight.requires_grad and id(module.weight) in trained
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad and id(module.weight) in trained
     ]
 
 

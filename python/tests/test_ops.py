@@ -156,7 +156,9 @@ SHAPES = {
     "index": lambda x: x[:, :, torch.tensor([[0, -1], [2, 2]])],
     "index_two": lambda x: x[:, torch.tensor([0, 2]), torch.tensor([[1], [3]])],
     "index_front": lambda x: x.permute(1, 2, 0, 3)[torch.tensor([0, 2]), torch.tensor([3, 3])],
+    "index_apart": lambda x: x[:, torch.tensor([0, 2]), :, torch.tensor([[1], [5]])],
     "assign": lambda x: _assigned(x),
+    "assign_steps": lambda x: _interleaved(x),
     "meshed": lambda x: torch.einsum("ncij,ncjk->nik", x, x.transpose(2, 3)),
     "tile": lambda x: torch.tile(x, (1, 1, 1, 2)),
     "tril": lambda x: torch.tril(x),
@@ -176,6 +178,14 @@ def _assigned(x: Tensor) -> Tensor:
     y = x.clone()
     y[:, 1] = x[:, 0] * 2
     y[:, :, 1:3] = 0.5
+    return y
+
+
+def _interleaved(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[..., 0::2] = x[..., 1::2] * 2
+    y[..., 1::2] = x[..., ::2]
+    y[:, :, -3::2] += x[:, :, :2]
     return y
 
 
@@ -438,9 +448,14 @@ SCATTERS = {
         2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x * 3, "mean", include_self=False
     ),
     "sum": lambda x: x.scatter_reduce(2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x * 3, "sum"),
+    "amax": lambda x: x.scatter_reduce(2, torch.tensor([0, 0, 2, 0])[:, None].expand_as(x), x * 3, "amax"),
+    "amin_alone": lambda x: x.scatter_reduce(3, GRAPH[0].expand_as(x), x * 3, "amin", include_self=False),
+    "amax_of_equals": lambda x: x.relu().scatter_reduce(3, GRAPH[1].expand_as(x), x.relu(), "amax"),
+    "amax_of_none": lambda x: torch.full_like(x, -1e9).scatter_reduce(3, GRAPH[0].expand_as(x), x, "amax").clamp(min=-2),
     "put": lambda x: x.index_put((torch.tensor([1, 0]), torch.tensor([2, 0])), x[:, 0, 0, :1, None]),
     "put_more": lambda x: x.index_put((torch.tensor([1, 0, 1]),), x[:1].expand(3, -1, -1, -1) * 2, accumulate=True),
     "put_middle": lambda x: _put_middle(x),
+    "put_apart": lambda x: _put_apart(x),
     "filled": lambda x: x.index_fill(3, torch.tensor([1, 2]), 0.25),
     "masked": lambda x: _masked(x),
     "fold": lambda x: F.fold(F.unfold(x, 2, stride=1), (4, 6), 2),
@@ -453,6 +468,12 @@ SCATTERS = {
 def _put_middle(x: Tensor) -> Tensor:
     y = x.clone()
     y[:, :, torch.tensor([3, 1])] = x[:, :, :2] * 2
+    return y
+
+
+def _put_apart(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[torch.tensor([1, 0]), :, torch.tensor([2, 0])] = x[:, :, 1] * 3
     return y
 
 
@@ -501,15 +522,17 @@ class Bags(nn.Module):
     def __init__(self):
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(11, 5, mode=mode) for mode in ("mean", "sum", "max"))
+        self.padded = nn.ModuleList(nn.EmbeddingBag(11, 5, mode=mode, padding_idx=3, include_last_offset=True) for mode in ("mean", "sum"))
+        self.rows = nn.EmbeddingBag(11, 5, mode="mean", padding_idx=3)
 
     def forward(self, ids, offsets):
-        rows = sum(weighted(bag(ids)) for bag in self.bags)
-        return rows + sum(weighted(bag(ids.flatten(), offsets)) for bag in self.bags[:2])
+        rows = sum(weighted(bag(ids)) for bag in [*self.bags, self.rows])
+        return rows + sum(weighted(bag(ids.flatten(), offsets)) for bag in [*self.bags[:2], *self.padded])
 
 
 def test_bags_and_bilinear_layers():
     check({"bilinear": Pair()})
-    batch = (integers("ids", 11, 4, 3), torch.tensor([0, 5, 6, 10]))
+    batch = (integers("ids", 11, 4, 3), torch.tensor([0, 5, 6, 12]))
     assert_same(both(start(Bags()), batch))
 
 

@@ -34,8 +34,10 @@ def scatter(w: "Writer", node: Node, a: Arguments):
 
 @converts("scatter_reduce.two")
 def scatter_reduce(w: "Writer", node: Node, a: Arguments):
+    if a["reduce"] in ("amax", "amin"):
+        return _extreme_written(w, node, a, a["reduce"] == "amax")
     if a["reduce"] not in ("sum", "mean"):
-        raise Refusal(f"scatter_reduce with '{a['reduce']}'; 'sum' and 'mean' are possible")
+        raise Refusal(f"scatter_reduce with '{a['reduce']}'; 'sum', 'mean', 'amax' and 'amin' are possible")
     total, counts = _added(w, node, a, a["src"]), None
     if a["reduce"] == "mean" or not a["include_self"]:
         counts = _added(w, node, a, 1.0)
@@ -46,6 +48,56 @@ def scatter_reduce(w: "Writer", node: Node, a: Arguments):
         return w.pointwise("where(gt({2},0.5),{1},{0})", [a["self"], total, counts])
     form = f"where(gt({{2}},0.5),div(add(mul({{0}},{own}),{{1}}),max(add({{2}},{own}),1.0)),{{0}})"
     return w.pointwise(form, [a["self"], total, counts])  # type: ignore[list-item]
+
+
+def _extreme_written(w: "Writer", node: Node, a: Arguments, is_max: bool):
+    """Sorted by value, and then by place with the order kept, the last of each place is its extreme. Its gradient is divided
+    among those that are equal to it, as PyTorch does."""
+    dim, shape, index, source = axis(a["dim"], len(w.shape(node))), w.shape(node), w.value(a["index"]), w.value(a["src"])
+    if not shape:
+        raise Refusal(f"scatter_reduce with '{a['reduce']}' into a single number")
+    _expect_floats(w, node)
+    size = w.shape_of[index]
+    for d, n in enumerate(size):
+        source = w.slice(source, d, 0, n)
+
+    def in_order(x: str, part: str, descending: bool = False) -> tuple[str, str]:
+        attributes = {"axis": dim, "descending": int(descending)}
+        y, order = w.emit("Sort", [x], [size, size], attributes, part, outputs=("y", "indices"))
+        w.dtype_of[y], w.dtype_of[order] = w.dtype_of[x], "i64"
+        return y, order
+
+    def picked(x: str, by: str, part: str, into: list[int] = size) -> str:
+        return w.emit("Gather", [x, by], into, {"axis": dim}, part, dtype=w.dtype_of[x])
+
+    def added(x: str, at: str, part: str) -> str:
+        return w.emit("GatherBackward", [x, at], shape, {"axis": dim, "shape": shape}, part)
+
+    fixed = w.emit("StopGradient", [source], size, part="values")
+    values, by_value = in_order(fixed, "by_value", descending=not is_max)
+    places, by_place = in_order(picked(index, by_value, "places"), "by_place")
+    values = picked(values, by_place, "ordered")
+    count = size[dim]
+    last = w.fill([n if d != dim else 1 for d, n in enumerate(size)], 1.0, "end")
+    if count > 1:
+        halves = [w.slice(places, dim, begin, count - 1) for begin in (0, 1)]
+        last = w.concat([w.value(w.pointwise("ne({0},{1})", halves, "is_last")), last], dim)
+    found = added(w.value(w.pointwise("where({0},{1},0.0)", [last, values], "extremes")), places, "found")
+    written = added(last, places, "written")
+    own: Any = a["self"]
+    if a["include_self"]:
+        order = "max" if is_max else "min"
+        top = w.pointwise(f"where(gt({{1}},0.5),{order}({{0}},{{2}}),{{2}})", [found, written, own], "top")
+    else:
+        top = w.pointwise("where(gt({1},0.5),{0},{2})", [found, written, own], "top")
+    top = w.emit("StopGradient", [w.value(top)], shape, part="extreme")
+    equal = w.value(w.pointwise("eq({0},{1})", [source, picked(top, index, "of_each")], "equal"))
+    chosen = added(w.value(w.pointwise("where({0},{1},0.0)", [equal, source], "chosen")), index, "sum")
+    number = added(equal, index, "number")
+    if not a["include_self"]:
+        return w.pointwise("where(gt({1},0.5),div({0},max({1},1.0)),{2})", [chosen, number, own])
+    form = "div(add({0},where(eq({2},{3}),{2},0.0)),add({1},eq({2},{3})))"
+    return w.pointwise(form, [chosen, number, own, top])
 
 
 def _mean_where_written(w: "Writer", total: str, counts: str, otherwise: Node):
@@ -83,17 +135,17 @@ def index_put(w: "Writer", node: Node, a: Arguments):
         return _permutation_backwards(w, node, indices[0])
     _expect_floats(w, node)
     at = [d for d, index in enumerate(indices) if index is not None]
-    if at != list(range(at[0], at[0] + len(at))):
-        raise Refusal("writing at indices with a slice between them")
     number = w.number(values)
-    shape, rank, k, first = w.shape(node), len(w.shape(node)), len(at), at[0]
+    shape, rank, k = w.shape(node), len(w.shape(node)), len(at)
+    first = at[0] if at == list(range(at[0], at[0] + k)) else 0  # with a slice between them, theirs are the first dimensions
     order = at + [d for d in range(rank) if d not in at]
     front = [shape[d] for d in order]
     back = sorted(range(rank), key=lambda d: order[d])
     names = [w.value(indices[d]) for d in at]
     chosen = _broadcast_shape([w.shape_of[n] for n in names])
     # As PyTorch has them, the indices' dimensions stand where the first of the indexed ones did.
-    full = shape[:first] + chosen + shape[first + k :]
+    rest = [shape[d] for d in range(rank) if d not in at]
+    full = rest[:first] + chosen + rest[first:]
 
     def added(source: str) -> str:
         moved = [*range(first, first + len(chosen)), *range(first), *range(first + len(chosen), len(full))]
@@ -178,26 +230,42 @@ def embedding_bag(w: "Writer", node: Node, a: Arguments):
     """Bags are rows of one length, or begin at offsets. Gives (y, None, None, None)."""
     weight, indices, offsets = a["weight"], a["indices"], a["offsets"]
     mode = ("sum", "mean", "max")[a["mode"]]
-    if a["scale_grad_by_freq"] or a["sparse"] or a["padding_idx"] >= 0 or a["include_last_offset"]:
-        raise Refusal("scale_grad_by_freq, sparse, padding_idx and include_last_offset")
-    (bags, width), count = [int(n) for n in node.meta["val"][0].shape], w.shape(indices)[0]
-    rows = w.emit("Embedding", [weight, indices], [count, width], {"padding_index": -1}, "rows")
+    if a["scale_grad_by_freq"]:
+        raise Refusal("scale_grad_by_freq")
+    (bags, width), count, padding = [int(n) for n in node.meta["val"][0].shape], w.shape(indices)[0], a["padding_idx"]
+    if padding >= 0 and mode == "max":
+        raise Refusal("the largest of bags with padding_idx")
+    rows = w.emit("Embedding", [weight, indices], [count, width], {"padding_index": padding}, "rows")
+    kept = None
+    if padding >= 0:
+        kept = w.value(w.pointwise(f"ne({{0}},{float(padding)!r})", [w.reshape(indices, [count, 1])], "kept"))
+        rows = w.value(w.pointwise("mul({0},{1})", [rows, kept], "without_padding"))
     if a["per_sample_weights"] is not None:
         rows = w.value(w.pointwise("mul({0},{1})", [rows, w.reshape(a["per_sample_weights"], [count, 1])], "weighted"))
     if _is_even(offsets, count, bags):
-        return w.reduce(w.reshape(rows, [bags, count // bags, width]), mode, [1], False, ""), None, None, None
+        function = mode if kept is None else "sum"
+        y = w.reduce(w.reshape(rows, [bags, count // bags, width]), function, [1], False, "")
+        if mode == "mean" and kept is not None:
+            sizes = w.reduce(w.reshape(kept, [bags, count // bags, 1]), "sum", [1], False, "sizes")
+            y = w.pointwise("div({0},max({1},1.0))", [y, sizes])
+        return y, None, None, None
     if mode == "max":
         raise Refusal("the largest of bags of different lengths")
     from .experts import _row_numbers
 
+    begins = w.reshape(w.slice(offsets, 0, 0, bags), [1, bags], "begins")
     places = w.reshape(_row_numbers(w, count), [count, 1], "place")
-    begun = w.pointwise("ge({0},{1})", [places, w.reshape(offsets, [1, bags], "begins")], "begun")
+    if a["include_last_offset"]:
+        inside = w.value(w.pointwise("lt({0},{1})", [places, w.slice(offsets, 0, bags, 1, part="end")], "inside"))
+        rows = w.value(w.pointwise("mul({0},{1})", [rows, inside], "before_end"))
+        kept = inside if kept is None else w.value(w.pointwise("mul({0},{1})", [kept, inside], "counted"))
+    begun = w.pointwise("ge({0},{1})", [places, begins], "begun")
     number = w.pointwise("sub({0},1.0)", [w.reduce(begun, "sum", [1], False, "bags_begun")], "bag_number")
     bag = w.emit("Cast", [number], [count], {"dtype": "i64"}, "bag", dtype="i64")
     y = w.emit("IndexBackward", [rows, bag], [bags, width], {"shape": [bags, width]}, "sums")
     if mode == "mean":
-        ones = w.fill([count, 1], 1.0, "ones")
-        sizes = w.emit("IndexBackward", [ones, bag], [bags, 1], {"shape": [bags, 1]}, "sizes")
+        counted = w.fill([count, 1], 1.0, "ones") if kept is None else kept
+        sizes = w.emit("IndexBackward", [counted, bag], [bags, 1], {"shape": [bags, 1]}, "sizes")
         return w.pointwise("div({0},max({1},1.0))", [y, sizes]), None, None, None
     return y, None, None, None
 

@@ -195,9 +195,12 @@ def select_scatter(w: "Writer", node: Node, a: Arguments):
 
 
 def _replaced(w: "Writer", a: Arguments, dim: int, begin: int, size: int, by: str, step: int) -> str:
-    if step != 1:
-        raise Refusal("writing into a slice with a step")
     whole = w.shape(a["self"])[dim]
+    if step != 1 and size > 1:
+        place = torch.arange(whole)
+        place[begin :: step][:size] = whole + torch.arange(size)
+        both = w.concat([w.value(a["self"]), by], dim)
+        return w.emit("IndexSelect", [both, w.add_constant(place)], w.shape(a["self"]), {"axis": dim}, dtype=w.dtype_of[both])
     parts = [by]
     if begin > 0:
         parts.insert(0, w.slice(a["self"], dim, 0, begin, part="before"))
@@ -301,9 +304,8 @@ def index(w: "Writer", node: Node, a: Arguments):
         flat = w.reshape(_not_negative(w, own, before[d]), [math.prod(w.shape(own))], "indices")
         selected = before[:d] + w.shape_of[flat] + before[d + 1 :]
         return w.reshape(w.emit("IndexSelect", [x, flat], selected, {"axis": d}), after)
-    if at != list(range(at[0], at[0] + len(at))):
-        raise Refusal("indices with a slice between them")
-    first, k, rank = at[0], len(at), len(before)
+    k, rank = len(at), len(before)
+    first = at[0] if at == list(range(at[0], at[0] + k)) else 0  # with a slice between them, theirs are the first dimensions
     order = at + [d for d in range(rank) if d not in at]
     front = w.permute(x, order)
     names = [_not_negative(w, indices[d], before[d]) for d in at]
