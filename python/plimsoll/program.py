@@ -220,7 +220,19 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
     own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(FOREIGN)]
     source = f"{short_path(own[-1].filename)}:{own[-1].lineno}" if own else ""
     text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
-    return UnsupportedOp("torch.export", "", source, f"it cannot follow the model: {text[:300]}")
+    told = f"it cannot follow the model: {text[:300]}"
+    plain = next((plain for found, plain in _PLAINLY if found in text), None)
+    return UnsupportedOp("torch.export", "", source, f"{plain} ({told})" if plain else told)
+
+
+# What a failed export says, and what that means to the user.
+_PLAINLY = (
+    ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
+    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass (torch.autograd.grad), or a tensor that is changed through .data, is not followed"),
+    ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
+    ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
+    ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),
+)
 
 
 # --- where a node comes from -----------------------------------------------------------------------------------------

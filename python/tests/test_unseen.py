@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import plimsoll
+from plimsoll.capture import capture
 
 LIMITS = dict(memory="4MiB", threads=1, costs="estimated", progress=False)
 ROWS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -524,8 +525,19 @@ class SparseTable(nn.Module):
         return (self.table((x[:, 0].abs() * 4).long().clamp(max=9)) ** 2).mean()
 
 
-def test_a_sparse_embedding_trains_as_a_dense_one():
-    assert losses_of(SparseTable) == pytest.approx(pytorchs(SparseTable), rel=1e-5)
+class SparseBag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.EmbeddingBag(10, 4, sparse=True)
+
+    def forward(self, x):
+        return (self.table((x.abs() * 4).long().clamp(max=9)) ** 2).mean()
+
+
+@pytest.mark.parametrize("kind", [SparseTable, SparseBag])
+def test_a_sparse_embedding_trains_as_a_dense_one(kind):
+    assert losses_of(kind) == pytest.approx(pytorchs(kind), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -540,3 +552,44 @@ def test_sparse_gradients_are_refused_where_pytorch_refuses_them(make, name):
         optimizer.step()
     with pytest.raises(plimsoll.Unsupported, match=rf"table.*{name} does not take sparse gradients; leave sparse=True out"):
         compiled(model, optimizer=optimizer)
+
+
+# --- what an export says, in plain words ---
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.layer(packed)[1].square().mean()
+
+
+class Penalty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x, _):
+        x = x.flatten(1)[:, :4].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.layer(x).square().sum(), x, create_graph=True)
+        return slope.square().mean()
+
+
+class Chosen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x, lengths):
+        return self.layer(x[:, : int(lengths[0])]).square().mean()
+
+
+@pytest.mark.parametrize(
+    "kind, told", [(Packed, "run the layer on the padded batch"), (Penalty, "torch.autograd.grad"), (Chosen, "depends on values")]
+)
+def test_what_an_export_objects_to_is_told_in_plain_words(kind, told):
+    with pytest.raises(plimsoll.Unsupported, match=told):
+        capture(kind(), None, (torch.ones(2, 5, 4), torch.tensor([5, 3])))
