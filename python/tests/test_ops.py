@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases import Branches, Function, weighted
+from plimsoll.errors import Unsupported
 from support import Both, assert_same, both, floats, integers, start
 
 SHAPE = (3, 4, 6)
@@ -825,3 +826,39 @@ def test_the_reference_draws_as_the_core_does():
 
     # Philox4x32-10 of zeros: the first known answer of Random123's test vectors.
     assert [hex(v) for v in random_bits(0, 0, 0, 4)] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+
+
+class Capacity(nn.Module):
+    """Rows go to the best of four experts, of which each takes three at most: whole numbers that depend on parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 4), nn.Parameter(torch.ones(4, 6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, expert = self.gate(x).softmax(-1).max(-1)
+        chosen = F.one_hot(expert, 4)
+        place = (chosen.cumsum(0) * chosen).sum(-1) - 1
+        kept = chosen[:, :, None] * F.one_hot(place.clamp(max=2), 3)[:, None] * (place < 3)[:, None, None]
+        sent = kept.to(x.dtype)
+        y = torch.einsum("nec,nd,edf->ecf", sent, x, self.experts)
+        return weighted(torch.einsum("nec,ecf,n->nf", sent, y, share))
+
+
+def test_whole_numbers_that_depend_on_parameters():
+    assert_same(both(start(Capacity()), floats("x", 9, 6)))
+
+
+class Far(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return (y * (y.argmax(-1, keepdim=True) * 10_000_000)).sum()
+
+
+def test_whole_numbers_that_may_not_be_exact_are_refused():
+    with pytest.raises(Unsupported, match="arithmetic in torch.int64"):
+        both(start(Far()), floats("x", 3, 6))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from .experts import EXACT, bound
+from .experts import EXACT, bound, whole
 from .registry import CONVERTERS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def expression(w: "Writer", template: str, a: Arguments, part: str = ""):
 
 def _from_table(template: str):
     def convert(w: "Writer", node: Node, a: Arguments):
+        if template == "mul({self},{other})" and (y := whole(w, node, "mul({0},{1})", [a["self"], a["other"]])) is not None:
+            return y
         _expect_float_or_bool(w, node)
         return expression(w, template, a)
 
@@ -140,8 +142,10 @@ def relu(w: "Writer", node: Node, a: Arguments):
 
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar")
 def add(w: "Writer", node: Node, a: Arguments):
-    _expect_float_or_bool(w, node)
     name = str(node.target).split(".")[1]
+    if name != "rsub" and a["alpha"] == 1 and (y := whole(w, node, name + "({0},{1})", [a["self"], a["other"]])) is not None:
+        return y
+    _expect_float_or_bool(w, node)
     x, y, alpha = a["self"], a["other"], a["alpha"]
     if name == "rsub":
         name, x, y, alpha_on_y = "sub", y, x, False

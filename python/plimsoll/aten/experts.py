@@ -75,3 +75,63 @@ def bound(w: "Writer", node: Any) -> Optional[int]:
     if source is None or not str(source.target).startswith(("aten.sort.", "aten.topk.")):
         return None
     return max(w.shape(source.args[0]), default=1)
+
+
+_PLACES = ("aten.sort.", "aten.topk.", "aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.kthvalue.")
+_SAME = frozenset(f"aten.{name}" for name in "view.default expand.default permute.default unsqueeze.default squeeze.dim squeeze.dims slice.Tensor select.int alias.default clone.default detach.default gather.default".split())
+
+
+def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
+    """The least and the largest that whole numbers may be, by the operators that they come from; None: it is not known."""
+    if isinstance(node, (bool, int)):
+        return int(node), int(node)
+    if not isinstance(node, Node) or w.dtype(node).is_floating_point or w.dtype(node).is_complex:
+        return None
+    if w.dtype(node) == torch.bool:
+        return 0, 1
+    known = w.constant(node)
+    if known is not None and known.numel() > 0:
+        return int(known.min()), int(known.max())
+    if node.op != "call_function":
+        return None
+    if getattr(node.target, "__name__", "") == "getitem":
+        source: Any = node.args[0]
+        is_place = node.args[1] == 1 and str(source.target).startswith(_PLACES)
+        return (0, max(w.shape(source.args[0]), default=1) - 1) if is_place else None
+    name = str(node.target)
+    if name in ("aten.argmax.default", "aten.argmin.default"):
+        size = 1
+        for n in w.shape(node.args[0]):  # type: ignore[arg-type]
+            size *= n
+        return 0, size - 1
+    parts = [extent(w, x) for x in node.args[: 2 if name.endswith((".Tensor", ".Scalar")) else 1]]
+    if any(part is None for part in parts):
+        return None
+    (low, high), *others = parts  # type: ignore[misc]
+    if name in _SAME or name == "aten._to_copy.default":
+        return low, high
+    if name in ("aten.sum.dim_IntList", "aten.sum.default", "aten.cumsum.default"):
+        count = 1
+        for n in w.shape(node.args[0]):  # type: ignore[arg-type]
+            count *= n
+        return min(low, low * count), max(high, high * count)
+    if name == "aten.clamp.default":
+        bounds = [x for x in node.args[1:] if isinstance(x, int)]
+        return min([low, *bounds]), max([high, *bounds])
+    if name.startswith("aten.add.") and others and not node.kwargs:
+        return low + others[0][0], high + others[0][1]  # type: ignore[index]
+    if name.startswith("aten.sub.") and others and not node.kwargs:
+        return low - others[0][1], high - others[0][0]  # type: ignore[index]
+    if name.startswith("aten.mul.") and others:
+        ends = [a * b for a in (low, high) for b in others[0]]  # type: ignore[union-attr]
+        return min(ends), max(ends)
+    return None
+
+
+def whole(w: "Writer", node: Node, template: str, operands: list) -> Optional[str]:
+    """Sums and products of whole numbers that are known to be exact in f32; None where they are not."""
+    extents = [extent(w, x) for x in (node, *operands)]
+    if w.dtype(node) not in (torch.int64, torch.int32) or any(e is None or max(map(abs, e)) >= EXACT for e in extents):
+        return None
+    y = w.pointwise(template, operands, "whole")
+    return w.emit("Cast", [y], w.shape(node), {"dtype": "i64"}, dtype="i64")
