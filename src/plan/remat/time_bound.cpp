@@ -37,12 +37,13 @@ class CopyTimes {
     const double scale = shares > 0 ? std::min(1.0, (1 - kLeastComputeSpeed) / shares) : 1;
     for (const TierInfo& tier : tiers) {
       weights_.push_back(tier.beside_compute() ? scale * tier.compute_share : 1 - scale * shares);
-      some_beside_ = some_beside_ || tier.beside_compute();
+      engines_in_ += tier.beside_compute() ? 1 : 0;
     }
   }
 
   bool any() const { return !tiers_.empty(); }
-  bool some_beside_compute() const { return some_beside_; }
+  bool some_beside_compute() const { return engines_in_ > 0; }
+  size_t engines_in() const { return engines_in_; }  // beside computing
   // Of a direction's engine; of those of several tiers together, when all of them copy all the time.
   double engine_ms(bool out, int64_t bytes) const {
     if (tiers_.size() == 1) return copy_ms(tiers_[0], direction(out), {bytes});
@@ -67,7 +68,7 @@ class CopyTimes {
 
   const std::vector<TierInfo>& tiers_;
   std::vector<double> weights_;
-  bool some_beside_ = false;
+  size_t engines_in_ = 0;
 };
 
 class BoundProgram {
@@ -114,6 +115,27 @@ class BoundProgram {
       }
     }
     return best;
+  }
+  // Of a column of what is there: the column of what is yet to come of it, held at 0; -1: no copy is ever under way then.
+  int32_t to_come(int32_t column) {
+    if (!copies_.some_beside_compute()) return -1;
+    const auto at = static_cast<size_t>(std::ranges::find(there_, column) - there_.begin());
+    const size_t moment = at % moments_.size();
+    if (moments_[moment] == steps_) return -1;
+    to_come_.resize(there_.size(), -1);
+    if (to_come_[at] >= 0) return to_come_[at];
+    to_come_[at] = program_.add_opposite(column, counts_bytes_);
+    size_t under_way = 0;
+    for (size_t i = moment; i < to_come_.size(); i += moments_.size()) {
+      if (to_come_[i] < 0) continue;
+      add_term(to_come_[i], -1);
+      ++under_way;
+    }
+    if (under_way > copies_.engines_in())
+      require(-static_cast<double>(copies_.engines_in()));
+    else
+      entries_.clear();
+    return to_come_[at];
   }
   // Rows that the solution so far does not keep; how many.
   int add_cuts() {
@@ -331,8 +353,8 @@ class BoundProgram {
     add_copies(outs_, v, 0, i + 1);
     if (!homes_.empty()) add_term(homes_[v], 1);
   }
-  // sum of the terms >= least
-  void require(double least) {
+  // sum of the terms >= least. Rows of bytes count what is under way as a whole.
+  void require(double least, bool of_bytes = false) {
     least -= constant_;
     constant_ = 0;
     if (entries_.empty()) {
@@ -342,6 +364,7 @@ class BoundProgram {
     double least_that_can_be = 0;
     for (const LinearProgram::Entry& entry : entries_) least_that_can_be += std::min(0.0, entry.by);
     if (least > least_that_can_be) program_.add_row(entries_, least);
+    counts_bytes_.resize(program_.rows(), of_bytes);
     entries_.clear();
   }
 
@@ -461,7 +484,7 @@ class BoundProgram {
     const double scale = 1 / static_cast<double>(budget_);
     for (const Present& value : full.needed) add_term(value.column, -scale * static_cast<double>(value.bytes));
     for (const Present& value : full.spare) add_term(value.column, -scale * static_cast<double>(value.bytes));
-    require(-scale * static_cast<double>(room));
+    require(-scale * static_cast<double>(room), true);
     full.excess = most - room;
     if (full.excess <= 0) return;
     add_cut(full, 0, {});
@@ -497,7 +520,7 @@ class BoundProgram {
       add_term(value.column, -scale * static_cast<double>(counted));
     }
     for (const Present& value : besides) add_term(value.column, -scale * static_cast<double>(value.bytes));
-    require(scale * static_cast<double>(least - sum));
+    require(scale * static_cast<double>(least - sum), true);
   }
 
   // What a rerun of window j needs for itself, and what lies there meanwhile: what is there at the end of the window and did not
@@ -604,10 +627,11 @@ class BoundProgram {
   std::vector<int64_t> excess_;
   std::vector<int32_t> above_;  // steps at which everything kept is more than the budget
   std::vector<int32_t> moments_;
-  std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_;
+  std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_, to_come_;
   double stall_unit_ms_ = 1, constant_ = 0;
   std::vector<Fullness> full_;
   std::vector<LinearProgram::Entry> entries_;
+  std::vector<bool> counts_bytes_;  // by row
   LinearProgram program_;
   bool impossible_ = false;
 };
@@ -667,10 +691,18 @@ class Branching {
     effort_ -= steps * bound_.entries();
     return least;
   }
+  // What is there may be under way.
+  void let_come(int32_t column, double most) {
+    const int32_t rest = bound_.to_come(column);
+    if (rest >= 0) program_.set_limits(rest, 0, most);
+  }
   void visit(const Node& node, int8_t there) {
     Node next{node.least, ++count_, node.fixed, -1, {}};
     next.fixed.emplace_back(node.column, there);
-    for (const auto& [column, value] : next.fixed) program_.set_limits(column, value, value);
+    for (const auto& [column, value] : next.fixed) {
+      program_.set_limits(column, value, value);
+      if (value == 1) let_come(column, 1);
+    }
     program_.go_on_from(node.state);
     next.least = std::max(next.least, improve(kStepsOfNode));
     if (next.least < enough_ && bound_.add_cuts() > 0) next.least = std::max(next.least, improve(kStepsOfNode));
@@ -680,7 +712,10 @@ class Branching {
       next.column = bound_.most_divided();
     }
     next.state = program_.state();
-    for (const auto& [column, value] : next.fixed) program_.set_limits(column, 0, 1);
+    for (const auto& [column, value] : next.fixed) {
+      program_.set_limits(column, 0, 1);
+      if (value == 1) let_come(column, 0);
+    }
     if (next.least < enough_) add(std::move(next));
   }
 
