@@ -11,10 +11,10 @@ namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
 constexpr size_t kMostEntries = 3'000'000;
-constexpr int64_t kSmall = 100'000;  // part of the budget
+constexpr int64_t kSmall = 100'000;                 // part of the budget
 constexpr double kHalf = 0.5, kLeastMissed = 0.01;  // of a cut
 constexpr size_t kMostGone = 40;
-constexpr double kDivided = 0.02;   // from 0 and 1
+constexpr double kDivided = 0.02;  // from 0 and 1
 
 Move::Direction direction_of(bool out) { return out ? Move::Direction::out : Move::Direction::in; }
 
@@ -49,7 +49,7 @@ double CopyTimes::compute_ms(bool out, int64_t bytes) const {
 }
 
 BoundProgram::BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments,
-             std::vector<int32_t> moments)
+                           std::vector<int32_t> moments)
     : timeline_(timeline),
       copies_(copies),
       budget_(budget),
