@@ -34,8 +34,9 @@
 // all that lies between two of these, and what is used between them is there at its beginning, or is computed again in it.
 // After some sets of moments of more and more parts, moments are chosen one by one: the one that lets the bound rise most.
 //
-// With tiers a value that was away may come back by a copy as well. A value that is away at a moment is not under way either:
-// its copy out is complete, its copy in has not begun. So each copy in is whole between two moments, and
+// With tiers a value that was away may come back by a copy as well. Where an engine copies beside computing, the copy may be under
+// way at a moment, when step s begins. Then x(v, s) is the part of v that has come, by the time that the copy takes. Rows 3 and 4
+// ask for room for no more than that part, and hold. With
 //
 //   i(v, j), o(v, j)   the part of v's copies in, and of its copies out, that is made in window j, between two moments next to
 //                      each other, by the time that it takes; no more than 1
@@ -48,6 +49,14 @@
 //   8  x(w, end) + h(v) >= 1, and the sum of o(w, j) >= h(v)   w, the new value of state v, must be where v was
 //   9  stall(j) + ms of the first runs and of the reruns of window j + what copies slow them down >= ms of the copies out, and
 //      of the copies in, of window j              each engine makes one copy at a time
+//
+// A case says of one value and moment that the copy in has not begun, and its copy out is complete: x(v, s) = 0. Or that it has
+// begun, or that v is there: then x(v, s) = 1 in rows 3 and 4, since v has all its room from the beginning of the copy, and
+//
+//   u(v, s)   the part of v that is still to come
+//
+//  11  all other rows have x(v, s) - u(v, s) in place of x(v, s)
+//  12  sum over v of u(v, s) <= the engines that copy in beside computing   each has one copy under way
 //
 // The objective counts reruns, stalls, and what copies take from computing: while an engine copies, computing is slower by its
 // share, or stands still where there is no engine. Several tiers count as one that is as fast as all of them together and takes
