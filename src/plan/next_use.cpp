@@ -110,7 +110,7 @@ class NextUse {
                           .gap = value.first_gap + static_cast<int32_t>(g),
                           .from = from,
                           .to = to,
-                          .home = from_start || value.state >= 0 ? residence.value : -1});
+                          .home = states_may_move_ && (from_start || value.state >= 0) ? residence.value : -1});
   }
 
   // Which of them stay, the nearest use first. `earliest`: by stretch, the step from which on it has its place when it is back.

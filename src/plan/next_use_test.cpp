@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/random_cost_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {
@@ -61,6 +62,34 @@ TEST(NextUse, KeepsTheRerunsAndMostlyTheLimit) {
   }
   EXPECT_GT(tried, 60);
   EXPECT_GT(within, tried / 2);
+}
+
+// Another step shares the memory that they lie in.
+TEST(NextUse, LeavesStatesWhereTheyLieWhereTheyMayNotMove) {
+  int copied = 0, moved = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    const Graph graph = testing::random_graph(seed, {.forward_ops = 20, .updates = true});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs;
+    const ValueTimeline timeline =
+        make_timeline({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}});
+    const Decisions start = keep_everything(timeline);
+    Schedule before;
+    Scheduler(timeline).run(start, before);
+    for (const bool may_move : {false, true}) {
+      for (const Decisions& decisions : copy_by_next_use(timeline, host(1e-4), start, before.peak / 2, may_move)) {
+        copied += !may_move && decisions != start ? 1 : 0;
+        if (!may_move) {
+          EXPECT_EQ(decisions.home, start.home);
+        }
+        moved += decisions.home != start.home ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(copied, 0);
+  EXPECT_GT(moved, 0);
 }
 
 }  // namespace
