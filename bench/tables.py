@@ -461,21 +461,22 @@ def families(r):
             "are counted for, so they can exceed the machine's peak.\n\n" + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows))
 
 
-@section("roofline", "Why not twice as fast")
+@section("roofline", "A step against the machine's peaks")
 def roofline(r):
     peers, rows, ages = r.beside("peers"), [], Ages(r)
     torch_ms = {(x["model"], x["batch"]): 1000 * x["batch"] / x["images_per_second"][x["fastest_peer"]] for x in peers.rows() if x.get("fastest_peer")}
     for x, first in named(r.rows(), ages):
-        least_ms = sum(kind["least_ms"] for kind in x["kinds"].values())
-        share = lambda name: "{:.0f} of {:.0f}".format(*(x["kinds"].get(name, {}).get(key, 0) for key in ("least_ms", "ms")))
+        kinds = {name: (min(kind["least_ms"], kind["ms"]), kind["ms"]) for name, kind in x["kinds"].items()}
+        least_ms = sum(least for least, _ in kinds.values())
+        share = lambda name: "{:.0f} of {:.0f}".format(*kinds.get(name, (0, 0)))
         theirs = torch_ms.get((x["model"], x["batch"]))
         rows.append((*first, f"{x['step_ms']:.0f}", f"{least_ms:.0f}", percent(least_ms / x["step_ms"], 0), *map(share, ("convolutions by Winograd", "other convolutions", "the rest")),
                      f"{theirs:.0f}" if theirs else "", f"{theirs / least_ms:.2f}x" if theirs else ""))
     peaks = [x["peak"] for x in r.rows()]
     return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({max(p['gflops'] for p in peaks):.0f} GFLOP/s on all cores, a quarter "
             f"of them where the kernel is Winograd's), or what it must read and write at the rate of reading ({max(p['read_gb_per_s'] for p in peaks):.1f} GB/s), whichever is "
-            "longer. It is a bound that no library reaches: transforms, packing and the ends of loops are not in it. Only what still lies in a cache is read faster, in small "
-            "networks. The last column says by how much such a step would beat PyTorch's fastest of the first table.\n\n"
+            "longer; but no more than it took, where its operands still lay in a cache. It is a bound that no library reaches: transforms, packing and the ends of loops are "
+            "not in it. The last column says by how much such a step would beat PyTorch's fastest of the first table.\n\n"
             + table(("network", "batch", "a step, ms", "at the peak, ms", "reached", "Winograd, peak of measured", "other convolutions", "the rest", "PyTorch's fastest, ms",
                      "at the peak against it"), rows))
 
