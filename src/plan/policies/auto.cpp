@@ -678,19 +678,16 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       keep_better(quick, best, std::move(other));
     };
     const bool runs_first = by_runs_first(input, *first.timeline);
+    std::vector<int32_t> sequence;  // that it would have run, whatever its offsets need
     const auto by_runs = [&](const PolicyInput& i) {
       const Plan* known = std::get_if<Plan>(&best);
-      return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr);
+      return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr, &sequence);
     };
     if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
     const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
     if (!runs_first && may_run_again(input)) {
-      std::vector<int32_t> sequence;
-      consider([&](const PolicyInput& i) {
-        const Plan* known = std::get_if<Plan>(&best);
-        return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr, &sequence);
-      });
+      consider(by_runs);
       const Plan* const known = std::get_if<Plan>(&best);
       const bool by_reruns = known != nullptr && known->predicted.recompute_ms > known->predicted.stall_ms;
       if (by_reruns && !input.first_that_fits && std::ranges::any_of(input.device.tiers, &TierInfo::beside_compute)) {

@@ -167,14 +167,19 @@ bool BoundProgram::reads(int32_t step, int32_t v) const {
   return step < steps_ && std::ranges::find(timeline_.steps[step].inputs, v) != timeline_.steps[step].inputs.end();
 }
 
-int64_t BoundProgram::own(int32_t step) const {
-  const TimelineStep& what = timeline_.steps[step];
-  int64_t bytes = what.workspace;
-  for (int32_t v : what.inputs) bytes += bytes_of(v);
-  for (int32_t v : what.outputs) {
-    if (!may_take_a_place(what, v)) bytes += bytes_of(v);
+int64_t BoundProgram::bytes_at(const TimelineStep& step, std::span<const int32_t> inputs,
+                               std::span<const int32_t> outputs) const {
+  int64_t bytes = step.workspace;
+  for (int32_t v : inputs) bytes += bytes_of(v);
+  for (int32_t v : outputs) {
+    if (!may_take_a_place(step, v)) bytes += bytes_of(v);
   }
   return bytes;
+}
+
+int64_t BoundProgram::own(int32_t step) const {
+  const TimelineStep& what = timeline_.steps[step];
+  return bytes_at(what, what.inputs, what.outputs);
 }
 
 void BoundProgram::choose_moments(int32_t most) {
@@ -519,12 +524,7 @@ bool BoundProgram::add_rerun_cut(size_t j) {
 
 int64_t BoundProgram::own_again(int32_t step) const {
   const TimelineStep& what = timeline_.steps[step];
-  int64_t bytes = what.workspace;
-  for (int32_t v : what.recompute_inputs) bytes += bytes_of(v);
-  for (int32_t v : what.recompute_outputs) {
-    if (!may_take_a_place(what, v)) bytes += bytes_of(v);
-  }
-  return bytes;
+  return bytes_at(what, what.recompute_inputs, what.recompute_outputs);
 }
 
 bool BoundProgram::add_best_cut(Fullness& full) {

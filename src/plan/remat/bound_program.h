@@ -63,6 +63,8 @@ class BoundProgram {
 
   bool reads(int32_t step, int32_t v) const;
   // What the step writes and its workspace, and what it reads: always there. What may take a place is left out.
+  // What a step has in memory at once, of these.
+  int64_t bytes_at(const TimelineStep& step, std::span<const int32_t> inputs, std::span<const int32_t> outputs) const;
   int64_t own(int32_t step) const;
 
   // The steps at which more is wanted than the budget, if everything is kept.
