@@ -176,6 +176,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   int device() const override { return device_; }
   // Memory of a block's threads, of a device that is opened after this.
   void share(Bytes of_block) { facts_.shared = of_block; }
+  void be_of_capability(int major, int minor) { facts_.major = major, facts_.minor = minor; }
   FakeDoor& as_device(int number) {
     device_ = number;
     facts_.id = "GPU-" + std::to_string(number);

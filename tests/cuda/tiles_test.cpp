@@ -103,6 +103,16 @@ TEST(CudaAttention, IsOfferedByTilesWhereABlockHoldsThem) {
   EXPECT_EQ(both({}), (Both{products, products}));
 }
 
+TEST(CudaAttention, GoesByTensorCoresWhereTheUserLetsIt) {
+  const auto door = std::make_shared<FakeDoor>();
+  const Graph graph = attention_graph({});
+  const auto names = [&](bool tf32) { return kernels_of(*cuda::open_behind(door, "cuda:0", tf32), graph, 1); };
+  EXPECT_EQ(names(true), (Names{"own:tiles:tf32", "own:tiles", "cublaslt:tf32", "cublaslt"}));
+  EXPECT_EQ(names(false), (Names{"own:tiles", "cublaslt"}));
+  door->be_of_capability(7, 5);
+  EXPECT_EQ(names(true), (Names{"own:tiles", "cublaslt:tf32", "cublaslt"}));
+}
+
 TEST(CudaAttention, IsByTilesWhereNothingIsMeasured) {
   const Graph graph = attention_graph({});
   const CostTable table({.gflops = 1e4, .memory_gb_per_s = 1e3, .launch_us = 3});
@@ -113,8 +123,8 @@ TEST(CudaAttention, IsByTilesWhereNothingIsMeasured) {
       const auto best = std::min_element(kernels.begin(), kernels.end(), [&](const auto& a, const auto& b) {
         return table.cost(graph, op, a).time_ms < table.cost(graph, op, b).time_ms;
       });
-      EXPECT_EQ(best->name, "own:tiles");
-      EXPECT_TRUE(best->exact);
+      EXPECT_EQ(best->name, tf32 ? "own:tiles:tf32" : "own:tiles");
+      EXPECT_EQ(best->exact, !tf32);
       EXPECT_LE(best->workspace, 1_MiB);
     }
   }

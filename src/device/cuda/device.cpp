@@ -151,6 +151,7 @@ class CudaDevice final : public Device {
     context_.tf32 = tf32;
     const Facts facts = context_.door->facts();
     context_.shared = facts.shared;
+    context_.capability = facts.major;
     info_ = {.name = std::move(name),
              .description = describe(facts),
              .key = fmt::format("{} sm_{}{} {} multiprocessors, driver {}, CUDA {}, cuDNN {}, cuBLASLt {}{}",

@@ -28,7 +28,8 @@ struct ProductWays {
 struct Context {
   std::shared_ptr<Door> door;
   bool tf32 = false;
-  Bytes shared;  // Facts::shared
+  Bytes shared;        // Facts::shared
+  int capability = 0;  // Facts::major
   // cuDNN's answers by convolution, and cuBLASLt's by product: the same layer is asked for again and again.
   mutable std::mutex mutex;
   mutable std::map<std::string, std::vector<ConvolutionAlgorithm>> algorithms;

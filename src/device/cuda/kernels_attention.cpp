@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kMostScores = 16 * 1024 * 1024;  // elements of one buffer, where one head has no more
 constexpr Bytes kMostAttentionWorkspace = 32_MiB;  // of a product
 constexpr std::string_view kAttention = "cublaslt", kTiles = "own:tiles";
+constexpr int kTf32Capability = 8;                // of GPUs whose tensor cores multiply in TF32
 constexpr int64_t kMostTiled = int64_t{1} << 30;  // places in a row: 32 bits hold two together
 
 int64_t attention_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -308,20 +309,34 @@ class AttentionBackwardKernel final : public AttentionBase {
 class AttentionTilesBase : public AttentionInputs {
  public:
   AttentionTilesBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel, bool takes)
-      : AttentionInputs(context, graph, op) {
-    if (kernel != kTiles || !takes) throw_no_kernel(op, kernel);
+      : AttentionInputs(context, graph, op), tf32_(kernel.ends_with(kTf32)) {
+    if (!is_tiles(kernel) || !takes || (tf32_ && !rounds(context))) throw_no_kernel(op, kernel);
   }
+  static bool is_tiles(std::string_view kernel) {
+    return kernel == kTiles || (kernel.starts_with(kTiles) && kernel.substr(kTiles.size()) == kTf32);
+  }
+  // Whether there are tensor cores that multiply so, and the user lets them.
+  static bool rounds(const Context& context) { return context.tf32 && context.capability >= kTf32Capability; }
 
  protected:
   static int64_t width(const Attention& a) { return std::max(a.width, a.value_width); }
   // Whether these bodies, of a width each, take the op on a GPU with so much shared memory.
-  template <class Narrow, class Wide>
+  template <template <int, class> class Body>
   static bool takes(const Attention& a, Bytes shared) {
-    const size_t of_block = width(a) <= 64 ? sizeof(typename Narrow::Shared) : sizeof(typename Wide::Shared);
+    using Narrow = typename Body<64, FullProducts>::Shared;
+    using Wide = typename Body<128, FullProducts>::Shared;
+    static_assert(sizeof(typename Body<64, Tf32Products>::Shared) <= sizeof(Narrow) &&
+                  sizeof(typename Body<128, Tf32Products>::Shared) <= sizeof(Wide));
+    const size_t of_block = width(a) <= 64 ? sizeof(Narrow) : sizeof(Wide);
     return a.queries < kMostTiled && a.keys < kMostTiled && width(a) <= 128 &&
            static_cast<int64_t>(of_block) <= shared.count;
   }
-  bool is_narrow() const { return width(a_) <= 64; }
+  // attend(width, products): of the bodies that take the op.
+  template <class Attend>
+  void by_width(const Attend& attend) const {
+    const auto by_products = [&](auto width) { tf32_ ? attend(width, Tf32Products()) : attend(width, FullProducts()); };
+    width(a_) <= 64 ? by_products(std::integral_constant<int, 64>()) : by_products(std::integral_constant<int, 128>());
+  }
   TileScores tile_scores() const {
     const double scale = a_.softcap != 0 ? a_.scale / a_.softcap : a_.scale * kLog2E;
     return {.mask = mask(),
@@ -348,6 +363,9 @@ class AttentionTilesBase : public AttentionInputs {
   void launch_tiles(const Body& body, int64_t heads, int64_t length) const {
     launch(body, Body::count(heads, length));
   }
+
+ private:
+  bool tf32_;
 };
 
 class AttentionTilesForwardKernel final : public AttentionTilesBase {
@@ -355,12 +373,12 @@ class AttentionTilesForwardKernel final : public AttentionTilesBase {
   AttentionTilesForwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
       : AttentionTilesBase(context, graph, op, kernel, is_offered(context, graph, op)) {}
   static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
-    return takes<AttentionTiles<64>, AttentionTiles<128>>(attention_of(graph, op), context.shared);
+    return takes<AttentionTiles>(attention_of(graph, op), context.shared);
   }
 
  private:
   void work() override {
-    is_narrow() ? attend<64>() : attend<128>();
+    by_width([&](auto width, auto products) { attend<width(), decltype(products)>(); });
     if (!alike()) return;
     launch(AttentionBlindRows{.y = output(0),
                               .log_sums = output(1),
@@ -372,18 +390,18 @@ class AttentionTilesForwardKernel final : public AttentionTilesBase {
                               .keys = a_.keys},
            a_.query_heads() * a_.queries * a_.value_width);
   }
-  template <int kWidth>
+  template <int kWidth, class Products>
   void attend() const {
-    launch_tiles(
-        AttentionTiles<kWidth>{.y = output(0),
-                               .log_sums = output(1),
-                               .rows = nullptr,
-                               .q = input(0),
-                               .k = input(1),
-                               .v = input(2),
-                               .scores = tile_scores(),
-                               .heads = tile_heads(lie_by_four(input(0), input(1)), lie_by_four(input(2), output(0)))},
-        a_.query_heads(), a_.queries);
+    launch_tiles(AttentionTiles<kWidth, Products>{.y = output(0),
+                                                  .log_sums = output(1),
+                                                  .rows = nullptr,
+                                                  .q = input(0),
+                                                  .k = input(1),
+                                                  .v = input(2),
+                                                  .scores = tile_scores(),
+                                                  .heads = tile_heads(lie_by_four(input(0), input(1)),
+                                                                      lie_by_four(input(2), output(0)))},
+                 a_.query_heads(), a_.queries);
   }
 };
 
@@ -398,14 +416,15 @@ class AttentionTilesBackwardKernel final : public AttentionTilesBase {
   // Not where the mask wants a gradient.
   static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
     const Attention a = attention_of(graph, op);
-    return op.outputs.size() == 3 && takes<AttentionTilesQueries<64>, AttentionTilesQueries<128>>(a, context.shared) &&
-           takes<AttentionTilesKeys<64>, AttentionTilesKeys<128>>(a, context.shared) &&
-           takes<AttentionTiles<64>, AttentionTiles<128>>(a, context.shared);
+    return op.outputs.size() == 3 && takes<AttentionTilesQueries>(a, context.shared) &&
+           takes<AttentionTilesKeys>(a, context.shared) && takes<AttentionTiles>(a, context.shared);
   }
 
  private:
-  void work() override { is_narrow() ? attend<64>() : attend<128>(); }
-  template <int kWidth>
+  void work() override {
+    by_width([&](auto width, auto products) { attend<width(), decltype(products)>(); });
+  }
+  template <int kWidth, class Products>
   void attend() const {
     const float *q = input(0), *k = input(1), *v = input(2), *dy = input(3);
     float *dq = output(0), *dk = output(1), *dv = output(2);
@@ -413,14 +432,14 @@ class AttentionTilesBackwardKernel final : public AttentionTilesBase {
     const TileHeads heads = tile_heads(lie_by_four(q, k, dq, dk), lie_by_four(v, dy, dv));
     TileRow* const rows = adds_mask() ? scratch<TileRow>() : nullptr;
     if (rows != nullptr) {
-      launch_tiles(AttentionTiles<kWidth>{.y = nullptr,
-                                          .log_sums = nullptr,
-                                          .rows = rows,
-                                          .q = q,
-                                          .k = k,
-                                          .v = nullptr,
-                                          .scores = scores,
-                                          .heads = heads},
+      launch_tiles(AttentionTiles<kWidth, Products>{.y = nullptr,
+                                                    .log_sums = nullptr,
+                                                    .rows = rows,
+                                                    .q = q,
+                                                    .k = k,
+                                                    .v = nullptr,
+                                                    .scores = scores,
+                                                    .heads = heads},
                    a_.query_heads(), a_.queries);
     }
     const TileBackward both{.q = q,
@@ -435,9 +454,11 @@ class AttentionTilesBackwardKernel final : public AttentionTilesBase {
                             .inverse_cap = scores.cap != 0 ? 1 / scores.cap : 0,
                             .fixed = a_.blind == Attention::Blind::alike};
     float* const dots = scratch<float>(dots_at_);
-    launch_tiles(AttentionTilesQueries<kWidth>{.dq = dq, .dots = dots, .b = both}, a_.query_heads(), a_.queries);
-    launch_tiles(AttentionTilesKeys<kWidth>{.dk = dk, .dv = dv, .dots = dots, .b = both, .key_heads = a_.heads},
-                 a_.heads, a_.keys);
+    launch_tiles(AttentionTilesQueries<kWidth, Products>{.dq = dq, .dots = dots, .b = both}, a_.query_heads(),
+                 a_.queries);
+    launch_tiles(
+        AttentionTilesKeys<kWidth, Products>{.dk = dk, .dv = dv, .dots = dots, .b = both, .key_heads = a_.heads},
+        a_.heads, a_.keys);
   }
 
   int64_t dots_at_ = 0;
@@ -451,7 +472,7 @@ std::unique_ptr<Kernel> make_attention(const Context& context, const Graph& grap
 }
 template <class K, class Tiles>
 std::unique_ptr<Kernel> make_either(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
-  if (kernel == kTiles) return make_attention<Tiles>(context, graph, op, kernel);
+  if (Tiles::is_tiles(kernel)) return make_attention<Tiles>(context, graph, op, kernel);
   return make_attention<K>(context, graph, op, kernel);
 }
 
@@ -471,7 +492,10 @@ std::vector<KernelSpec> attention_specs(const Context& context, const Graph& gra
     list.back().exact = !name.ends_with(kTf32);
     list.back().estimate = {.efficiency = efficiency};
   };
-  if (Tiles::is_offered(context, graph, op)) add(std::string(kTiles), context.tf32 ? kTf32Speed * 0.6 : 0.6);
+  if (Tiles::is_offered(context, graph, op)) {
+    if (Tiles::rounds(context)) add(std::string(kTiles) + std::string(kTf32), kTf32Speed * 0.6);
+    add(std::string(kTiles), 0.6);
+  }
   if (context.tf32) add(std::string(kAttention) + std::string(kTf32), kTf32Speed * 0.5);
   add(std::string(kAttention), 0.5);
   return list;

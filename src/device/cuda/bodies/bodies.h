@@ -4,7 +4,8 @@
 #include <array>
 
 #include "device/cuda/bodies/attention.h"
-#include "device/cuda/bodies/attention_tiles.h"
+#include "device/cuda/bodies/attention_tiles_backward.h"
+#include "device/cuda/bodies/attention_tiles_forward.h"
 #include "device/cuda/bodies/batch_norm.h"
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
@@ -57,14 +58,18 @@ using Bodies = BodyList<
     ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale,
     RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels,
     AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities,
-    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, AttentionTiles<64>, AttentionTiles<128>,
-    AttentionTilesQueries<64>, AttentionTilesQueries<128>, AttentionTilesKeys<64>, AttentionTilesKeys<128>,
-    AttentionBlindRows, Bernoulli, PlacesInOrder, SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>,
-    SortByRanks<uint8_t>, SortStep<float>, SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>,
-    TakeSorted<int32_t>, TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>,
-    PieceSums<int64_t>, PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>,
-    CumulativeSums<int32_t>, CumulativeSums<int64_t>, CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward,
-    ChannelMoments, WholeStatistics, MeanInOrder, CombineChannels, LogitGradients, AddTotals, Joined<Sgd>, Joined<Adam>,
+    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, AttentionTiles<64, FullProducts>,
+    AttentionTiles<128, FullProducts>, AttentionTilesQueries<64, FullProducts>,
+    AttentionTilesQueries<128, FullProducts>, AttentionTilesKeys<64, FullProducts>,
+    AttentionTilesKeys<128, FullProducts>, AttentionTiles<64, Tf32Products>, AttentionTiles<128, Tf32Products>,
+    AttentionTilesQueries<64, Tf32Products>, AttentionTilesQueries<128, Tf32Products>,
+    AttentionTilesKeys<64, Tf32Products>, AttentionTilesKeys<128, Tf32Products>, AttentionBlindRows, Bernoulli,
+    PlacesInOrder, SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>,
+    SortStep<float>, SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>,
+    TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>,
+    PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>,
+    CumulativeSums<int64_t>, CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments,
+    WholeStatistics, MeanInOrder, CombineChannels, LogitGradients, AddTotals, Joined<Sgd>, Joined<Adam>,
     Joined<Accumulate>, SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
 
 }  // namespace plimsoll::cuda
