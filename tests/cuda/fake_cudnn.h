@@ -52,11 +52,11 @@ class TileOnHost {
     for (int i = 0; i < Body::kThreads; ++i) action((first + i * step) % Body::kThreads);
   }
   template <int... kPhase>
-  void phases(int64_t block, int round, std::integer_sequence<int, kPhase...>) {
+  void phases([[maybe_unused]] int64_t block, [[maybe_unused]] int round, std::integer_sequence<int, kPhase...>) {
     (each([&](int thread) { body_.template phase<kPhase>(block, round, thread, state(thread), *shared_); }), ...);
   }
   template <int... kFinish>
-  void finishes(int64_t block, std::integer_sequence<int, kFinish...>) {
+  void finishes([[maybe_unused]] int64_t block, std::integer_sequence<int, kFinish...>) {
     (each([&](int thread) { body_.template finish<kFinish>(block, thread, state(thread), *shared_); }), ...);
   }
 

@@ -103,6 +103,12 @@ class CudaKernel : public Kernel {
       launch(SumPieces<Term>{term, pieces, sums, fours}, image.c * pieces.pieces);
     }
   }
+  // The places that took each of `limit` rows, as lists in their order.
+  void link_rows(const TakenRows& taken, int64_t limit, int32_t* head, int32_t* next) const {
+    door_->fill(Queue::compute, head, 0xFF, static_cast<size_t>(limit) * sizeof(int32_t));
+    launch(LinkWithinPieces{.next = next, .taken = taken}, taken.pieces());
+    launch(LinkPieces{.head = head, .next = next, .taken = taken}, 1);
+  }
   Door& door() const { return *door_; }
   template <class T = float>
   const T* input(size_t i) const {

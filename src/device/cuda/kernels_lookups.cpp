@@ -8,8 +8,6 @@
 namespace plimsoll::cuda {
 namespace {
 
-constexpr int64_t kListThreads = 4096;
-
 // A norm reads nothing else; the others read the table, or what is as large, before it.
 size_t gradient_input(const Op& op) { return op.type->name == "EmbeddingGradientNorm" ? 0 : 1; }
 
@@ -57,14 +55,7 @@ LookupGradient LookupsKernel::gradient() const {
   int32_t* const head = scratch<int32_t>(head_at(take_, kHead));
   int32_t* const next = scratch<int32_t>(next_at(take_, kHead));
   launch(rows, take_.count);
-  door().fill(Queue::compute, head, 0xFF, take_.limit * sizeof(int32_t));
-  launch(LinkRows{.head = head,
-                  .next = next,
-                  .rows = rows.rows,
-                  .count = take_.count,
-                  .padding = padding_,
-                  .threads = kListThreads},
-         kListThreads);
+  link_rows({.rows = rows.rows, .count = take_.count, .padding = padding_}, take_.limit, head, next);
   return {.dy = input(dy_at_), .head = head, .next = next, .width = take_.inner};
 }
 

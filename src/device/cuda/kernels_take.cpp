@@ -11,8 +11,6 @@
 namespace plimsoll::cuda {
 namespace {
 
-constexpr int64_t kLinkThreads = 4096;
-
 bool is_wide(const Tensor& indices) { return indices.dtype == DType::i64; }
 
 // The workspace: a row for each place; in backward ops the lists of places by row of x.
@@ -90,14 +88,7 @@ class TakeKernel final : public CudaKernel {
     if constexpr (kBackward) {
       int32_t* const head = scratch<int32_t>(plan_.head_at());
       int32_t* const next = scratch<int32_t>(plan_.next_at());
-      door().fill(Queue::compute, head, 0xFF, take.limit * sizeof(int32_t));
-      launch(LinkRows{.head = head,
-                      .next = next,
-                      .rows = rows.rows,
-                      .count = take.count,
-                      .padding = plan_.padding,
-                      .threads = kLinkThreads},
-             kLinkThreads);
+      link_rows({.rows = rows.rows, .count = take.count, .padding = plan_.padding}, take.limit, head, next);
       launch(AddRows{.dx = output(0),
                      .dy = input(0),
                      .head = head,

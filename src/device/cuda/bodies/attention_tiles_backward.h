@@ -346,8 +346,8 @@ struct AttentionTilesKeys {
     for (int i = 0; i < Results::kR; ++i) {
       const int key = at.s + part.row_of(i);
       if (key >= b.scores.keys) continue;
-      store_row(to + (at.key_head * b.scores.keys + key) * width, part, state.out, i, half.of_scores ? 1 : b.scale, width,
-                half.of_scores ? b.heads.values_by_four : b.heads.by_four);
+      store_row(to + (at.key_head * b.scores.keys + key) * width, part, state.out, i, half.of_scores ? 1 : b.scale,
+                width, half.of_scores ? b.heads.values_by_four : b.heads.by_four);
     }
   }
 };

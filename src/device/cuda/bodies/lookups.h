@@ -1,5 +1,5 @@
 // The gradient of an embedding's table that does not lie whole (ops/embedding_gradient.cpp): each element is summed where it is
-// read, along its row's list of lookups (LinkRows).
+// read, along its row's list of lookups (LinkPieces).
 #pragma once
 
 #include "device/cuda/bodies/common.h"
@@ -12,6 +12,7 @@ struct LookupGradient {
   const int32_t* head;
   const int32_t* next;
   Divisor width;
+  PLIMSOLL_BODY bool has(int64_t i) const { return head[divide(i, width).quotient] >= 0; }
   PLIMSOLL_BODY float at(int64_t i) const {
     const Division element = divide(i, width);
     float sum = 0;
@@ -45,6 +46,7 @@ struct AddLookups {
   const int64_t* count;  // of batches in x; with none it does not count; null: it does
   LookupGradient g;
   PLIMSOLL_BODY void run(int64_t i) const {
+    if (y == x && count == nullptr && !g.has(i)) return;
     const float added = g.at(i);
     y[i] = count != nullptr && *count == 0 ? added : x[i] + added;
   }

@@ -156,31 +156,77 @@ struct TakeRows {
   }
 };
 
-// For every row of x the places that took it, as a list in their order: head, and the next of each. A thread goes through
-// all places, from the last to the first, and keeps the lists of every `threads`-th row, so that no two write to one.
-struct LinkRows {
-  using Kind = EachElement;
+// For every row of x the places that took it, as a list in their order: head, and the next of each. LinkWithinPieces links places
+// of a piece, all pieces side by side; LinkPieces, a single block, links each piece to what is behind it, from the
+// last to the first. Between them `next` has 2 * (how far the next place of the piece is; 0: there is none) + (whether there
+// is one before).
+struct TakenRows {
+  static constexpr int kPiece = 512;
+  const int64_t* rows;  // of places; less than 0: none
+  int64_t count, padding;
+  PLIMSOLL_BODY int64_t pieces() const { return (count + kPiece - 1) / kPiece; }
+  PLIMSOLL_BODY int32_t at(int64_t place) const {
+    return place < count && rows[place] != padding ? static_cast<int32_t>(rows[place]) : -1;
+  }
+};
+struct LinkWithinPieces {
+  using Kind = EachTile;
+  static constexpr int kThreads = TakenRows::kPiece, kBlocksTogether = 2, kPhases = 0, kFinishes = 1;
+  struct Shared {
+    alignas(16) int32_t rows[kThreads];
+  };
+  struct State {};
+  int32_t* next;
+  TakenRows taken;
+  PLIMSOLL_BODY int rounds(int64_t) const { return 0; }
+  PLIMSOLL_BODY bool skips(int64_t, int) const { return true; }
+  PLIMSOLL_BODY void begin(int64_t block, int thread, State&, Shared& shared) const {
+    shared.rows[thread] = taken.at(block * kThreads + thread);
+  }
+  template <int>
+  PLIMSOLL_BODY void finish(int64_t block, int thread, State&, Shared& shared) const {
+    const int32_t row = shared.rows[thread];
+    if (row < 0) return;
+    int after = kThreads, before = 0;
+    PLIMSOLL_UNROLL(8)
+    for (int i = 0; i < kThreads; ++i) {
+      if (shared.rows[i] != row) continue;
+      if (i > thread) after = i < after ? i : after;
+      if (i < thread) before = 1;
+    }
+    next[block * kThreads + thread] = 2 * (after < kThreads ? after - thread : 0) + before;
+  }
+};
+struct LinkPieces {
+  using Kind = EachTile;
+  static constexpr int kThreads = TakenRows::kPiece, kBlocksTogether = 1, kPhases = 2, kFinishes = 0;
+  struct Shared {};
+  struct State {
+    int32_t row, link;
+  };
   int32_t* head;  // all -1 before
   int32_t* next;
-  const int64_t* rows;
-  int64_t count, padding;
-  int64_t threads;  // a power of two
-  PLIMSOLL_BODY void run(int64_t thread) const {
-    constexpr int kTogether = 8;  // read before one of them is looked at, as they do not wait for each other
-    int64_t r = count - 1;
-    for (; r >= kTogether - 1; r -= kTogether) {
-      int64_t some[kTogether];
-      for (int k = 0; k < kTogether; ++k) some[k] = rows[r - k];
-      for (int k = 0; k < kTogether; ++k) link(thread, r - k, some[k]);
+  TakenRows taken;
+  PLIMSOLL_BODY int rounds(int64_t) const { return static_cast<int>(taken.pieces()); }
+  PLIMSOLL_BODY bool skips(int64_t, int) const { return false; }
+  PLIMSOLL_BODY int64_t place(int round, int thread) const { return (taken.pieces() - 1 - round) * kThreads + thread; }
+  PLIMSOLL_BODY void begin(int64_t, int thread, State& state, Shared&) const { load(0, thread, state); }
+  template <int kPhase>
+  PLIMSOLL_BODY void phase(int64_t, int round, int thread, State& state, Shared&) const {
+    const int32_t here = static_cast<int32_t>(place(round, thread));
+    if constexpr (kPhase == 0) {
+      if (state.row >= 0) next[here] = state.link >= 2 ? here + state.link / 2 : head[state.row];
+    } else {
+      if (state.row >= 0 && state.link % 2 == 0) head[state.row] = here;
+      if (round + 1 < rounds(0)) load(round + 1, thread, state);
     }
-    for (; r >= 0; --r) link(thread, r, rows[r]);
   }
 
  private:
-  PLIMSOLL_BODY void link(int64_t thread, int64_t r, int64_t row) const {
-    if (row < 0 || row == padding || (row & (threads - 1)) != thread) return;
-    next[r] = head[row];
-    head[row] = static_cast<int32_t>(r);
+  PLIMSOLL_BODY void load(int round, int thread, State& state) const {
+    const int64_t here = place(round, thread);
+    state.row = taken.at(here);
+    state.link = state.row >= 0 ? next[here] : 0;
   }
 };
 struct AddRows {
