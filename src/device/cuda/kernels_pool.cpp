@@ -6,6 +6,8 @@
 namespace plimsoll::cuda {
 namespace {
 
+constexpr int64_t kMostByTwo = int64_t{1} << 29;  // elements of a side, so that sums of places are narrow
+
 // Forward: from the large image to the small one; backward the other way.
 struct Pooling {
   Image small, large;
@@ -34,23 +36,40 @@ class MaxPoolKernel final : public CudaKernel {
 
  private:
   void work() override {
+    if (is_by_two(2)) {
+      pool<MaxPoolByTwo<2>, MaxPoolByTwoBackward<2>, ByTwo<2>>();
+    } else if (is_by_two(3)) {
+      pool<MaxPoolByTwo<3>, MaxPoolByTwoBackward<3>, ByTwo<3>>();
+    } else {
+      pool<MaxPool, MaxPoolBackward, Slide>();
+    }
+  }
+  bool is_by_two(int64_t kernel) const {
+    const auto fits = [&](const Slide& s) {
+      return s.kernel == kernel && s.stride == 2 && s.dilation == 1 && s.in < kMostByTwo && s.out < kMostByTwo;
+    };
+    return fits(p_.h) && fits(p_.w);
+  }
+  template <class Forward, class Backward, class Side>
+  void pool() const {
+    const Side h(p_.h), w(p_.w);
     if (backward_) {
-      launch(MaxPoolBackward{.dx = output(0),
-                             .dy = input(0),
-                             .index = input<uint8_t>(1),
-                             .small = p_.small,
-                             .large = p_.large,
-                             .h = p_.h,
-                             .w = p_.w},
+      launch(Backward{.dx = output(0),
+                      .dy = input(0),
+                      .index = input<uint8_t>(1),
+                      .small = p_.small,
+                      .large = p_.large,
+                      .h = h,
+                      .w = w},
              p_.larges);
     } else {
-      launch(MaxPool{.y = output(0),
+      launch(Forward{.y = output(0),
                      .index = output<uint8_t>(1),
                      .x = input(0),
                      .small = p_.small,
                      .large = p_.large,
-                     .h = p_.h,
-                     .w = p_.w},
+                     .h = h,
+                     .w = w},
              p_.smalls);
     }
   }

@@ -11,6 +11,7 @@
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/lookups.h"
 #include "device/cuda/bodies/loss.h"
+#include "device/cuda/bodies/max_pool.h"
 #include "device/cuda/bodies/move.h"
 #include "device/cuda/bodies/norm.h"
 #include "device/cuda/bodies/pointwise.h"
@@ -43,23 +44,24 @@ struct BodyList {
 using Bodies = BodyList<
     Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, Accumulate,
     CopyElements<uint8_t>, CopyElements<uint32_t>, CopyElements<uint64_t>, Sgd, AdamFactors, Adam, Dropout,
-    RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward, Lrn, LrnBackward, DirectForward,
-    DirectBackwardData, DirectBackwardWeights, SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>,
-    SumPiecesAcross<Values>, SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize,
-    NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward,
-    SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>,
-    NormTotal, SquareNorm, ClipTotal, ScaleBy, RunExpression, RunChain, ExpandElements<uint8_t>,
-    ExpandElements<uint32_t>, ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals,
-    PermuteElements<uint8_t>, PermuteElements<uint32_t>, PermuteElements<uint64_t>, TransposeFours, CopyRows<uint8_t>,
-    CopyRows<uint32_t>, CopyRows<uint64_t>, TakeSteps<uint8_t>, TakeSteps<uint32_t>, TakeSteps<uint64_t>,
-    SpreadSteps<uint8_t>, SpreadSteps<uint32_t>, SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>,
-    TakeRows<uint64_t>, LinkWithinPieces, LinkPieces, AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>,
-    GatherElements<uint64_t>, GatherLines, PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>,
-    PadBackward, ResizeImage, ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum,
-    AdaptiveMaximumBackward, LossScale, RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns,
-    NormColumnTotals, NormChannels, AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores,
-    AttentionProbabilities, AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores,
-    AttentionTiles<64, FullProducts>, AttentionTiles<128, FullProducts>, AttentionTilesQueries<64, FullProducts>,
+    RandomNormal, MaxPool, MaxPoolBackward, MaxPoolByTwo<2>, MaxPoolByTwo<3>, MaxPoolByTwoBackward<2>,
+    MaxPoolByTwoBackward<3>, AveragePool, AveragePoolBackward, Lrn, LrnBackward, DirectForward, DirectBackwardData,
+    DirectBackwardWeights, SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>,
+    SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward,
+    SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
+    SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>, NormTotal, SquareNorm,
+    ClipTotal, ScaleBy, RunExpression, RunChain, ExpandElements<uint8_t>, ExpandElements<uint32_t>,
+    ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals, PermuteElements<uint8_t>,
+    PermuteElements<uint32_t>, PermuteElements<uint64_t>, TransposeFours, CopyRows<uint8_t>, CopyRows<uint32_t>,
+    CopyRows<uint64_t>, TakeSteps<uint8_t>, TakeSteps<uint32_t>, TakeSteps<uint64_t>, SpreadSteps<uint8_t>,
+    SpreadSteps<uint32_t>, SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>, TakeRows<uint64_t>,
+    LinkWithinPieces, LinkPieces, AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>, GatherElements<uint64_t>,
+    GatherLines, PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>, PadBackward, ResizeImage,
+    ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale,
+    RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels,
+    AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities,
+    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, AttentionTiles<64, FullProducts>,
+    AttentionTiles<128, FullProducts>, AttentionTilesQueries<64, FullProducts>,
     AttentionTilesQueries<128, FullProducts>, AttentionTilesKeys<64, FullProducts>,
     AttentionTilesKeys<128, FullProducts>, AttentionTiles<64, Tf32Products>, AttentionTiles<128, Tf32Products>,
     AttentionTilesQueries<64, Tf32Products>, AttentionTilesQueries<128, Tf32Products>,
