@@ -123,7 +123,6 @@ struct MaxPoolBackward {
   }
 };
 
-
 // Windows of kKernel x kKernel every two elements.
 template <int kKernel>
 struct ByTwo {
