@@ -45,7 +45,7 @@ class JoinedUpdates final : public Kernel {
   void bind(std::span<void* const>, std::span<void* const>, void*) override {}
   void run() override {
     if (door_->records()) door_->touches(reads, writes);
-    if (factors_) door_->launch(Queue::compute, Bodies::number<AdamFactors>(), &*factors_, 1);
+    if (factors_) door_->launch(Queue::compute, Bodies::number<AdamFactors>(), &*factors_, AdamFactors::kThreads);
     door_->launch(Queue::compute, Bodies::number<Joined<Body>>(), &joined_, end_);
   }
 
@@ -222,7 +222,7 @@ class AdamKernel final : public AdamOf<CudaKernel>, public Joinable {
 
  private:
   void work() override {
-    launch(made_factors(), 1);
+    launch(made_factors(), AdamFactors::kThreads);
     launch(body(scratch<float>()), count_);
   }
 };
@@ -233,7 +233,7 @@ class LookupsAdamKernel final : public AdamOf<LookupsKernel> {
 
  private:
   void work() override {
-    launch(made_factors(), 1);
+    launch(made_factors(), AdamFactors::kThreads);
     launch(ByLookups<Adam>{.update = body(scratch<float>()), .g = gradient()}, count_);
   }
 };

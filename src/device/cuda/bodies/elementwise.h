@@ -214,29 +214,33 @@ struct CopyElements {
   PLIMSOLL_BODY void run(int64_t i) const { to[i] = from[i]; }
 };
 
-// What one step's update shares, made once before it: powers are dear.
+// What one step's update shares, made once before it: powers are dear, so there is a thread for each.
 struct AdamFactors {
   using Kind = EachElement;
-  static constexpr int kCount = 8;
+  static constexpr int kCount = 8, kThreads = 2;
   float* factors;
   const float* learning_rate;
   const int64_t* step_number;
   double weight_decay, rest1, rest2, epsilon;
   bool has_settings;  // behind the learning rate, instead of these (plimsoll/ops.h)
   bool decoupled;
-  PLIMSOLL_BODY void run(int64_t) const {
+  PLIMSOLL_BODY void run(int64_t thread) const {
     const double lr = learning_rate[0], step = static_cast<double>(*step_number) + 1;
     const double decay = has_settings ? learning_rate[1] : weight_decay;
     const double c1 = has_settings ? learning_rate[2] : rest1;
     const double c2 = has_settings ? learning_rate[3] : rest2;
-    factors[0] = static_cast<float>(decoupled ? 1 - lr * decay : 1);  // what is kept
-    factors[1] = static_cast<float>(lr / (1 - pow(1 - c1, step)));
-    factors[2] = static_cast<float>(sqrt(1 - pow(1 - c2, step)));
-    factors[3] = static_cast<float>(decoupled ? 0 : decay);  // what is added
-    factors[4] = static_cast<float>(c1);
-    factors[5] = static_cast<float>(1 - c2);
-    factors[6] = static_cast<float>(c2);
-    factors[7] = has_settings ? learning_rate[4] : static_cast<float>(epsilon);
+    const double left = 1 - pow(1 - (thread == 0 ? c1 : c2), step);
+    if (thread == 0) {
+      factors[0] = static_cast<float>(decoupled ? 1 - lr * decay : 1);  // what is kept
+      factors[1] = static_cast<float>(lr / left);
+      factors[3] = static_cast<float>(decoupled ? 0 : decay);  // what is added
+      factors[4] = static_cast<float>(c1);
+    } else {
+      factors[2] = static_cast<float>(sqrt(left));
+      factors[5] = static_cast<float>(1 - c2);
+      factors[6] = static_cast<float>(c2);
+      factors[7] = has_settings ? learning_rate[4] : static_cast<float>(epsilon);
+    }
   }
 };
 struct Adam {
