@@ -117,6 +117,11 @@ inline const std::vector<Shape>& any_shapes() {
 
 inline std::vector<Case> elementwise_cases() {
   std::vector<Case> cases;
+  // In pieces of rows, and in strips of columns.
+  for (const Shape& shape : {Shape{9000, 8}, Shape{70, 520}, Shape{3, 1000}, Shape{6, 24, 30, 31}}) {
+    cases.push_back(
+        {"BiasBackward", to_string(shape), [=](CaseBuilder& b) { b.op("BiasBackward", {b.normal(shape)}); }});
+  }
   for (const Shape& shape : any_shapes()) {
     const std::string text = to_string(shape);
     for (const std::string kind : {"Relu", "LeakyRelu", "Sigmoid", "Tanh"}) {
@@ -281,7 +286,7 @@ inline std::vector<Case> loss_cases() {
     int64_t n, classes;
     double smoothing;
   };
-  for (const Sizes s : {Sizes{8, 10, 0.0}, {5, 37, 0.1}, {1, 1000, 0.0}}) {
+  for (const Sizes s : {Sizes{8, 10, 0.0}, {5, 37, 0.1}, {1, 1000, 0.0}, {7, 5008, 0.1}, {3, 4099, 0.0}}) {
     const std::string text = fmt::format("{}x{} smoothing {}", s.n, s.classes, s.smoothing);
     const Attributes attributes = {{"label_smoothing", s.smoothing}};
     cases.push_back({"SoftmaxCrossEntropyForward", text, [=](CaseBuilder& b) {
@@ -317,6 +322,8 @@ inline std::vector<Case> loss_cases() {
                           {70, 16, 100, false, true, "xwb"},
                           {40, 7, 9, true, true, "wb"},
                           {150, 6, 5, false, true, "xwb", "sum"},
+                          {70, 8, 1043, false, true, "xwb"},  // and with columns apart
+                          {130, 12, 4107, false, false, "xw", "sum"},
                           {1, 1, 1, false, false, "x"}}) {
     const std::string text =
         fmt::format("{}x{}x{}{}{}", s.n, s.width, s.classes, s.transposed ? " transposed" : "", s.bias ? " bias" : "");

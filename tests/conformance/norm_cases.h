@@ -41,6 +41,12 @@ inline std::vector<Case> norm_cases() {
                          {{1, 1, 7}, 1},
                          {{6, 1000}, 1},
                          {{40, 300}, 1},
+                         {{3400, 16}, 1},  // more than one row for each group of threads
+                         {{7, 512}, 1},
+                         {{5, 1028}, 1},
+                         {{9, 4096}, 1},
+                         {{2, 8192}, 1},
+                         {{2, 8196}, 1},
                          {{5, 12}, 2}}) {
     const Shape affine(s.x.end() - s.count, s.x.end());
     for (const std::string type : {"LayerNorm", "RmsNorm"}) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 
 #include "device/cuda/kernels.h"
 #include "plimsoll/error.h"
@@ -13,6 +14,8 @@ namespace {
 constexpr int64_t kLeastPiece = 2048, kLeastAcross = 16;           // elements worth a block, and a thread
 constexpr int64_t kBlocksEnough = 1024, kThreadsEnough = 1 << 16;  // to fill a GPU
 constexpr int64_t kMostPieces = 1024, kMostAcross = 4096;
+constexpr int64_t kBlocksOfColumns = 528;  // four a multiprocessor of a large GPU
+constexpr int32_t kLeastShift = 3, kMostShift = 6;
 
 std::vector<size_t> sizes(const Graph& graph, const std::vector<TensorId>& tensors) {
   std::vector<size_t> result;
@@ -23,6 +26,22 @@ std::vector<size_t> sizes(const Graph& graph, const std::vector<TensorId>& tenso
 [[noreturn]] void throw_layout(const Op& op, const Tensor& tensor) {
   throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' lies as '{}', which CUDA's kernels do not take",
                                                   op.name, op.type->name, tensor.name, tensor.layout.tag));
+}
+
+// None where rows do not begin at fours.
+std::optional<ColumnCut> column_cut(const Image& image) {
+  const int64_t stride = image.pixels == 1 ? image.to_n : image.to_w;
+  const bool in_rows = image.to_n == image.pixels * stride && (image.h == 1 || image.to_h == image.w * stride);
+  if (image.to_c != 1 || stride % 4 != 0 || !in_rows || image.c < 1) return std::nullopt;
+  ColumnCut cut{.rows = image.n * image.pixels, .columns = image.c, .stride = stride};
+  while (cut.shift < kMostShift && (int64_t{1} << cut.shift) < cut.fours()) ++cut.shift;
+  const int64_t across = int64_t{1} << cut.shift, strips = (cut.fours() + across - 1) / across;
+  const int64_t together = ColumnCut::kThreads / across * ColumnCut::kTogether;
+  const int64_t pieces = std::max<int64_t>(kBlocksOfColumns / strips, 1);
+  cut.strips = strips;
+  cut.length = std::max<int64_t>(((cut.rows + pieces - 1) / pieces + together - 1) / together, 1) * together;
+  cut.pieces = std::max<int64_t>((cut.rows + cut.length - 1) / cut.length, 1);
+  return cut;
 }
 
 }  // namespace
@@ -53,6 +72,26 @@ void CudaKernel::run() {
     door_->touches(reads, writes);
   }
   work();
+}
+
+void CudaKernel::sum_values(const float* x, const Pieces& pieces, void* sums, float* totals, bool adds) const {
+  if (const std::optional<ColumnCut> cut = column_cut(pieces.image); cut && lie_by_four(x)) {
+    auto* const of_columns = static_cast<double*>(sums);
+    launch(SumColumns{.x = x, .cut = *cut, .sums = of_columns}, cut->pieces * cut->strips);
+    launch(ColumnTotals{.first = totals,
+                        .second = nullptr,
+                        .sums = of_columns,
+                        .columns = cut->columns,
+                        .split = cut->columns,
+                        .pieces = cut->pieces,
+                        .adds = adds},
+           blocks_of_totals(cut->columns));
+    return;
+  }
+  auto* const of_channels = static_cast<SumPair*>(sums);
+  sum_channels(Values{x}, pieces, of_channels);
+  launch(ChannelTotals{.first = totals, .second = nullptr, .sums = of_channels, .pieces = pieces.pieces, .adds = adds},
+         pieces.image.c);
 }
 
 Layout family_layout(LayoutFamily family, size_t rank) {
@@ -207,6 +246,12 @@ Pieces pieces_of(const Image& image) {
   int64_t length = (elements + pieces - 1) / pieces;
   if (!across && image.pixels % 4 == 0) length = (length + 3) / 4 * 4;
   return {.image = image, .pieces = (elements + length - 1) / length, .length = length, .elements = elements};
+}
+
+Pieces pieces_of_values(const Image& image) {
+  const std::optional<ColumnCut> cut = column_cut(image);
+  if (!cut) return pieces_of(image);
+  return {.image = image, .pieces = cut->pieces, .length = cut->length, .elements = cut->rows};
 }
 
 Bytes room_for(const Pieces& pieces) {

@@ -109,6 +109,8 @@ class CudaKernel : public Kernel {
     launch(LinkWithinPieces{.next = next, .taken = taken}, taken.pieces());
     launch(LinkPieces{.head = head, .next = next, .taken = taken}, 1);
   }
+  // Sums of the values of each channel, cut by pieces_of_values, to the totals or, where it `adds`, to what they hold.
+  void sum_values(const float* x, const Pieces& pieces, void* sums, float* totals, bool adds = false) const;
   Door& door() const { return *door_; }
   template <class T = float>
   const T* input(size_t i) const {
@@ -197,5 +199,7 @@ Stream stream_of_op(const Graph& graph, const Op& op, size_t step_at, const Shap
 // How a channel's elements are cut, and the room that their sums take.
 Pieces pieces_of(const Image& image);
 Bytes room_for(const Pieces& pieces);
+// The same for CudaKernel::sum_values.
+Pieces pieces_of_values(const Image& image);
 
 }  // namespace plimsoll::cuda

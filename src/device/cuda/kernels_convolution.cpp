@@ -218,7 +218,7 @@ std::optional<ConvolutionAlgorithm> find_algorithm(const Context& context, const
 // The pieces of the sums over dy that a weight gradient with a bias needs: dy is the op's second input in both kinds.
 Pieces bias_pieces(const Op& op, Tensor dy, const Layout& layout) {
   dy.layout = layout;
-  return pieces_of(image_of(op, dy));
+  return pieces_of_values(image_of(op, dy));
 }
 
 Layout layout_of(const Graph& graph, const Op& op, const Roles& roles) {
@@ -265,9 +265,7 @@ class ConvolutionKernel : public CudaKernel {
  protected:
   void sum_bias() {
     if (!roles_.bias_summed) return;
-    sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
-           pieces_.image.c);
+    sum_values(input(1), pieces_, scratch<void>(), output(1));
   }
 
   Roles roles_;

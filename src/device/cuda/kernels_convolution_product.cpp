@@ -146,7 +146,7 @@ class ProductConvolution final : public CudaKernel {
       out_count_ = element_count(graph.tensor(op.outputs[0]).shape);
     }
     if (bias_summed_) {
-      pieces_ = pieces_of(image_of(op, graph.tensor(op.inputs[1])));
+      pieces_ = pieces_of_values(image_of(op, graph.tensor(op.inputs[1])));
       workspace_bytes_ = std::max(workspace_bytes_, room_for(pieces_));
     }
   }
@@ -166,9 +166,7 @@ class ProductConvolution final : public CudaKernel {
     if (of_.bias_apart)
       launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = image_, .relu = relu_}, out_count_);
     if (!bias_summed_) return;
-    sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
-           pieces_.image.c);
+    sum_values(input(1), pieces_, scratch<void>(), output(1));
   }
 
   // As many at once as a kernel takes: their sum stands where the first of them was.

@@ -92,16 +92,12 @@ class BiasKernel final : public CudaKernel {
 class BiasBackwardKernel final : public CudaKernel {
  public:
   BiasBackwardKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), pieces_(pieces_of(image_of(op, graph.tensor(op.inputs[0])))) {
+      : CudaKernel(context, graph, op), pieces_(pieces_of_values(image_of(op, graph.tensor(op.inputs[0])))) {
     workspace_bytes_ = room_for(pieces_);
   }
 
  private:
-  void work() override {
-    sum_channels(Values{input(0)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(0), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
-           pieces_.image.c);
-  }
+  void work() override { sum_values(input(0), pieces_, scratch<void>(), output(0)); }
 
   Pieces pieces_;
 };
@@ -111,7 +107,7 @@ std::vector<KernelSpec> bias_backward_specs(const Context& context, const Graph&
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
   Tensor x = graph.tensor(op.inputs[0]);
   x.layout = specs[0].inputs[0];
-  specs[0].workspace = room_for(pieces_of(image_of(op, x)));
+  specs[0].workspace = room_for(pieces_of_values(image_of(op, x)));
   return specs;
 }
 

@@ -25,7 +25,9 @@ Product product_of(const Graph& graph, const Op& op) {
 
 bool is_weights(const Op& op) { return op.type->name == "FullyConnectedBackwardWeights"; }
 
-Pieces bias_pieces(const Graph& graph, const Op& op) { return pieces_of(image_of(op, graph.tensor(op.inputs[1]))); }
+Pieces bias_pieces(const Graph& graph, const Op& op) {
+  return pieces_of_values(image_of(op, graph.tensor(op.inputs[1])));
+}
 
 class FullyConnectedKernel final : public CudaKernel {
  public:
@@ -50,9 +52,7 @@ class FullyConnectedKernel final : public CudaKernel {
     product_.run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0),
                  scratch<void>());
     if (!bias_summed_) return;
-    sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
-           pieces_.image.c);
+    sum_values(input(1), pieces_, scratch<void>(), output(1));
   }
 
   bool weights_, bias_summed_;

@@ -1,6 +1,7 @@
 // A linear layer and its cross entropy by blocks of rows: the logits of a block lie in the workspace, and nowhere else.
 // How many labels count only the GPU knows, so all rows are computed, and what does not count gives zeros.
 #include <algorithm>
+#include <vector>
 
 #include "device/cuda/kernels_loss.h"
 #include "device/cuda/row_blocks.h"
@@ -13,10 +14,17 @@ constexpr int64_t kUsualLogits = int64_t{64} << 20;
 
 // Tensor cores want rows of logits to begin at such a multiple, and vocabularies end anywhere.
 constexpr int64_t kStrideOfLogits = 32;
+// They also want whole fours of classes, so products are made for a multiple of kWhole, and thin ones for the rest. Parts then
+// begin at multiples of 64 bytes, as tensors do.
+constexpr int64_t kWhole = 16, kLeastDivided = 1024;
 
 struct LinearSizes {
   int64_t rows = 0, width = 0, classes = 0;
   bool transposed = false;  // the weights are [width, classes]
+  int64_t divided() const {
+    return transposed || width % 4 != 0 || classes % 4 == 0 || classes < kLeastDivided ? classes
+                                                                                       : classes / kWhole * kWhole;
+  }
   int64_t stride() const { return (classes + kStrideOfLogits - 1) / kStrideOfLogits * kStrideOfLogits; }
 };
 LinearSizes linear_sizes(const Graph& graph, const Op& op) {
@@ -40,35 +48,64 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     for (const char c : backward ? op.attributes.text("gradients", "") : "") {
       (c == 'x' ? dx_at_ : c == 'w' ? dw_at_ : db_at_) = next++;
     }
-    if (!make_products()) throw_no_kernel(op, kernel);
+    const bool made = (blocks_.tf32 && make_products(sizes_.divided())) || make_products(sizes_.classes);
+    if (!made) throw_no_kernel(op, kernel);
     lay_out_workspace();
   }
 
  private:
-  bool make_products() {
-    const auto [rows, width, classes, transposed] = sizes_;
-    const int64_t stride = sizes_.stride();
+  // Those of one part of the classes.
+  struct Part {
+    int64_t first = 0, classes = 0;
+    BlockProduct logits, dx, dw[2];  // dw: the first block's; those that add to it
+    Bytes workspace() const {
+      return std::max({logits.workspace(), dx.workspace(), dw[0].workspace(), dw[1].workspace()});
+    }
+  };
+
+  bool make_products(int64_t whole) {
+    parts_.clear();
+    for (int64_t first = 0; first < classes_; first += parts_.back().classes) {
+      Part& part = parts_.emplace_back();
+      part.first = first;
+      part.classes = first == 0 ? whole : classes_ - first;
+      if (!make_part(part)) return false;
+    }
+    return true;
+  }
+  bool make_part(Part& part) {
+    const int64_t stride = sizes_.stride(), width = sizes_.width;
+    const bool transposed = sizes_.transposed;
     const auto make = [&](BlockProduct& product, const auto& shapes) { return product.make(door(), blocks_, shapes); };
-    bool made = make(logits_, [&](int64_t m) {
-      return Product{
-          .m = m, .n = classes, .k = width, .transpose_b = !transposed, .bias = bias_at_ >= 0, .stride_out = stride};
+    bool made = make(part.logits, [&](int64_t m) {
+      return Product{.m = m,
+                     .n = part.classes,
+                     .k = width,
+                     .transpose_b = !transposed,
+                     .bias = bias_at_ >= 0,
+                     .stride_out = stride};
     });
     if (dx_at_ >= 0) {
-      made &= make(dx_, [&](int64_t m) {
-        return Product{.m = m, .n = width, .k = classes, .transpose_b = transposed, .stride_a = stride};
-      });
+      made = made && make(part.dx, [&](int64_t m) {
+               return Product{.m = m,
+                              .n = width,
+                              .k = part.classes,
+                              .transpose_b = transposed,
+                              .adds = part.first > 0,
+                              .stride_a = stride};
+             });
     }
     for (const bool adds : {false, true}) {
       if (dw_at_ < 0) break;
-      made &= make(dw_[adds ? 1 : 0], [&](int64_t k) {
-        return Product{.m = transposed ? width : classes,
-                       .n = transposed ? classes : width,
-                       .k = k,
-                       .transpose_a = true,
-                       .adds = adds,
-                       .stride_a = transposed ? 0 : stride,
-                       .stride_b = transposed ? stride : 0};
-      });
+      made = made && make(part.dw[adds ? 1 : 0], [&](int64_t k) {
+               return Product{.m = transposed ? width : part.classes,
+                              .n = transposed ? part.classes : width,
+                              .k = k,
+                              .transpose_a = true,
+                              .adds = adds,
+                              .stride_a = transposed ? 0 : stride,
+                              .stride_b = transposed ? stride : 0};
+             });
     }
     return made;
   }
@@ -79,11 +116,14 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     rows_at_ = parts.place({rows_ * static_cast<int64_t>(sizeof(SoftmaxRow))});
     scale_at_ = parts.place_floats(1);
     if (db_at_ >= 0) sums_at_ = parts.place(std::max(room_for(pieces(blocks_.length)), room_for(pieces(blocks_.last))));
-    products_at_ =
-        parts.place(std::max({logits_.workspace(), dx_.workspace(), dw_[0].workspace(), dw_[1].workspace()}));
+    Bytes products;
+    for (const Part& part : parts_) products = std::max(products, part.workspace());
+    products_at_ = parts.place(products);
     workspace_bytes_ = parts.bytes();
   }
   Pieces pieces(int64_t rows) const { return column_pieces(rows, classes_, sizes_.stride()); }
+  // Where there are several parts, their rows follow each other.
+  const float* weights(const Part& part) const { return input(1) + part.first * sizes_.width; }
   float* logits() const { return scratch<float>(logits_at_); }
   SoftmaxRow* of_rows() const { return scratch<SoftmaxRow>(rows_at_); }
   void* products() const { return scratch<std::byte>(products_at_); }
@@ -113,15 +153,18 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
     const float* const x = input(0) + first * sizes_.width;
     SoftmaxRow* const rows = of_rows() + first;
     const Labels its = labels().from(first);
-    logits_.run(last, x, input(1), bias_at_ >= 0 ? input(static_cast<size_t>(bias_at_)) : nullptr, logits(),
-                products());
-    launch(SoftmaxTops{.rows = rows, .logits = logits(), .classes = classes_, .stride = sizes_.stride()}, count);
+    const float* const bias = bias_at_ >= 0 ? input(static_cast<size_t>(bias_at_)) : nullptr;
+    for (const Part& part : parts_) {
+      part.logits.run(last, x, weights(part), bias != nullptr ? bias + part.first : nullptr, logits() + part.first,
+                      products());
+    }
     launch(SoftmaxSums{.rows = rows,
                        .logits = logits(),
                        .labels = its,
                        .classes = classes_,
                        .stride = sizes_.stride(),
-                       .smoothing = smoothing_},
+                       .smoothing = smoothing_,
+                       .fours = lie_by_four(logits())},
            count);
     if (!backward()) return;
     launch(LogitGradients{.logits = logits(),
@@ -133,26 +176,29 @@ class LinearCrossEntropyKernel final : public CrossEntropyKernel {
                           .smoothing = static_cast<float>(smoothing_)},
            count * sizes_.stride());
     if (db_at_ >= 0) add_bias_gradient(count, first > 0);
-    if (dw_at_ >= 0) {
-      dw_[first > 0 ? 1 : 0].run(last, sizes_.transposed ? x : logits(), sizes_.transposed ? logits() : x, nullptr,
-                                 gradient(dw_at_), products());
+    for (const Part& part : parts_) {
+      if (dw_at_ < 0) break;
+      const float* const dlogits = logits() + part.first;
+      part.dw[first > 0 ? 1 : 0].run(last, sizes_.transposed ? x : dlogits, sizes_.transposed ? dlogits : x, nullptr,
+                                     gradient(dw_at_) + part.first * sizes_.width, products());
     }
     // Last, since dx may lie where x did.
-    if (dx_at_ >= 0) dx_.run(last, logits(), input(1), nullptr, gradient(dx_at_) + first * sizes_.width, products());
+    for (const Part& part : parts_) {
+      if (dx_at_ < 0) break;
+      part.dx.run(last, logits() + part.first, weights(part), nullptr, gradient(dx_at_) + first * sizes_.width,
+                  products());
+    }
   }
 
   void add_bias_gradient(int64_t count, bool adds) const {
-    auto* const sums = scratch<SumPair>(sums_at_);
-    const Pieces cut = pieces(count);
-    sum_channels(Values{logits()}, cut, sums);
-    launch(AddTotals{.totals = gradient(db_at_), .sums = sums, .pieces = cut.pieces, .adds = adds}, classes_);
+    sum_values(logits(), pieces(count), scratch<void>(sums_at_), gradient(db_at_), adds);
   }
 
   LinearSizes sizes_;
   RowBlocks blocks_;
   bool tells_loss_ = true;
   int bias_at_ = -1, dx_at_ = -1, dw_at_ = -1, db_at_ = -1;
-  BlockProduct logits_, dx_, dw_[2];  // dw: the first block's; those that add to it
+  std::vector<Part> parts_;
   int64_t logits_at_ = 0, rows_at_ = 0, scale_at_ = 0, sums_at_ = 0, products_at_ = 0;
 };
 

@@ -20,13 +20,13 @@ class SoftmaxForwardKernel final : public CrossEntropyKernel {
  private:
   void work() override {
     SoftmaxRow* const rows = scratch<SoftmaxRow>();
-    launch(SoftmaxTops{.rows = rows, .logits = input(0), .classes = classes_, .stride = classes_}, rows_);
     launch(SoftmaxSums{.rows = rows,
                        .logits = input(0),
                        .labels = labels(),
                        .classes = classes_,
                        .stride = classes_,
-                       .smoothing = smoothing_},
+                       .smoothing = smoothing_,
+                       .fours = classes_ % 4 == 0 && lie_by_four(input(0))},
            rows_);
     launch(SoftmaxProbabilities{.probabilities = output(1), .logits = input(0), .rows = rows, .classes = classes_},
            rows_ * classes_);

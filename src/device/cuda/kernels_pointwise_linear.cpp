@@ -188,10 +188,7 @@ class PointwiseLinearKernel final : public CudaKernel {
   }
 
   void sum_columns(const float* x, int64_t rows, int64_t columns, float* totals, bool adds) const {
-    auto* const sums = scratch<SumPair>(sums_at_);
-    const Pieces pieces = column_pieces(rows, columns, columns);
-    sum_channels(Values{x}, pieces, sums);
-    launch(AddTotals{.totals = totals, .sums = sums, .pieces = pieces.pieces, .adds = adds}, columns);
+    sum_values(x, column_pieces(rows, columns, columns), scratch<void>(sums_at_), totals, adds);
   }
 
   const float* make_f(const Rows& rows) const {

@@ -74,7 +74,8 @@ std::vector<KernelSpec> specs_by_rows(const Context& context, const Graph& graph
 }
 
 Pieces column_pieces(int64_t rows, int64_t columns, int64_t stride) {
-  return pieces_of(with_pixels({.n = rows, .c = columns, .to_n = stride, .to_c = 1, .to_h = stride, .to_w = stride}));
+  return pieces_of_values(
+      with_pixels({.n = rows, .c = columns, .to_n = stride, .to_c = 1, .to_h = stride, .to_w = stride}));
 }
 
 }  // namespace plimsoll::cuda

@@ -5,18 +5,8 @@
 
 namespace plimsoll::cuda {
 
-struct Largest {
-  double value = -INFINITY, sum = 0;
-  int64_t index = INT64_MAX;
-  PLIMSOLL_BODY void add(const Largest& other) {
-    sum += other.sum;
-    if (other.value > value || (other.value == value && other.index < index)) value = other.value, index = other.index;
-  }
-};
-
 struct SoftmaxRow {  // what a row keeps between the kernels
-  double top, sum, log_sum, loss, correct, counted;
-  int64_t best;
+  double log_sum, loss, correct, counted;
 };
 
 enum class LossReduction : int32_t { mean_of_all, mean, sum };
@@ -36,53 +26,109 @@ struct Labels {
   }
 };
 
-struct SoftmaxTops {  // a block a row
-  using Kind = EachBlock;
-  using Value = Largest;
-  SoftmaxRow* rows;
-  const float* logits;
-  int64_t classes, stride;  // stride: from a row to the next
-  PLIMSOLL_BODY Largest partial(int64_t row, int thread) const {
-    Largest largest;
-    for (int64_t c = thread; c < classes; c += kBlock) {
-      const double v = logits[row * stride + c];
-      largest.add({v, v, c});
-    }
-    return largest;
+// Sums of a row's exponentials by its largest logit so far (Milakov and Gimelshein, "Online normalizer calculation for
+// softmax", 2018). Four and more of them are added in single precision, and those sums in double.
+struct SoftmaxSum {
+  double sum = 0;     // of exp(logit - top)
+  double logits = 0;  // their sum, where it is asked for
+  float top = -INFINITY;
+  int32_t beaten = 0;  // whether another logit comes before the label's
+  PLIMSOLL_BODY double from(float largest) const {
+    return largest == top ? 1 : exp(static_cast<double>(top) - static_cast<double>(largest));
   }
-  PLIMSOLL_BODY void finish(int64_t row, const Largest& largest) const {
-    rows[row].top = largest.value;
-    rows[row].sum = largest.sum;
-    rows[row].best = largest.index;
+  PLIMSOLL_BODY void raise(float largest) {
+    sum *= from(largest);
+    top = largest;
+  }
+  PLIMSOLL_BODY void add(const SoftmaxSum& other) {
+    if (other.top > top) raise(other.top);
+    sum += other.sum * other.from(top);
+    logits += other.logits;
+    beaten |= other.beaten;
   }
 };
 struct SoftmaxSums {  // a block a row
   using Kind = EachBlock;
-  using Value = Sum;
+  using Value = SoftmaxSum;
   SoftmaxRow* rows;
   const float* logits;
   Labels labels;
   int64_t classes, stride;  // stride: from a row to the next
   double smoothing;
-  PLIMSOLL_BODY Sum partial(int64_t row, int thread) const {
-    Sum sum;
-    for (int64_t c = thread; c < classes; c += kBlock) sum.a += exp(logits[row * stride + c] - rows[row].top);
-    return sum;
-  }
-  PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const {
-    SoftmaxRow& r = rows[row];
-    r.log_sum = r.top + log(sum.a);
-    r.loss = r.correct = r.counted = 0;
+  bool fours;  // rows begin at fours
+
+  struct Label {
+    int64_t index;
+    float logit;
+  };
+  PLIMSOLL_BODY Label label_of(int64_t row) const {
     const int64_t label = labels.at(row);
-    if (label == kIgnoredLabel) return;
+    return {label, label >= 0 && label < classes ? logits[row * stride + label] : 0};
+  }
+  // How many classes there are from c to another, or -1 where it lies before c; near enough for those that are taken together.
+  PLIMSOLL_BODY static int distance(int64_t c, int64_t to) {
+    return static_cast<int>(larger(smaller(to - c, int64_t{1} << 20), -1));
+  }
+  // Logit k is of class c + k % 4 + k / 4 * kApart; it is -INFINITY from `end` on.
+  template <int kApart, int kCount>
+  PLIMSOLL_BODY void take(SoftmaxSum& all, const float (&v)[kCount], int64_t c, int64_t end, const Label& label) const {
+    float top = v[0];
+    PLIMSOLL_UNROLL_ALL
+    for (int k = 1; k < kCount; ++k) top = fmaxf(top, v[k]);
+    if (top > all.top) all.raise(top);
+    const float from = all.top == -INFINITY ? 0 : all.top;
+    const int to_label = distance(c, label.index);
+    float sum = 0;
+    PLIMSOLL_UNROLL_ALL
+    for (int k = 0; k < kCount; ++k) {
+      sum += expf(v[k] - from);
+      if (k % 4 + k / 4 * kApart < to_label ? !(v[k] < label.logit) : !(v[k] <= label.logit)) all.beaten = 1;
+    }
+    all.sum += sum;
+    if (smoothing == 0) return;
+    const int to_end = distance(c, end);
+    float here = 0;
+    PLIMSOLL_UNROLL_ALL
+    for (int k = 0; k < kCount; ++k) here += k % 4 + k / 4 * kApart < to_end ? v[k] : 0;
+    all.logits += here;
+  }
+  PLIMSOLL_BODY SoftmaxSum partial(int64_t row, int thread) const {
+    constexpr int kFours = 4;
+    constexpr int kApart = 4 * kBlock;
+    SoftmaxSum all;
+    const Label label = label_of(row);
+    const float* const from = logits + row * stride;
+    const int64_t by_four = fours ? classes / 4 * 4 : 0;
+    PLIMSOLL_UNROLL(1)
+    for (int64_t c = 4 * thread; c < by_four; c += kFours * kApart) {
+      float v[4 * kFours];
+      PLIMSOLL_UNROLL_ALL
+      for (int f = 0; f < kFours; ++f) {
+        const bool is_there = c + f * kApart < by_four;
+        const Four four =
+            is_there ? load_four(from + c + f * kApart) : Four{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}};
+        PLIMSOLL_UNROLL_ALL
+        for (int k = 0; k < 4; ++k) v[4 * f + k] = four.v[k];
+      }
+      take<kApart>(all, v, c, by_four, label);
+    }
+    PLIMSOLL_UNROLL(1)
+    for (int64_t c = by_four + thread; c < classes; c += kBlock) take<0>(all, {from[c]}, c, classes, label);
+    return all;
+  }
+  PLIMSOLL_BODY void finish(int64_t row, const SoftmaxSum& all) const {
+    SoftmaxRow& r = rows[row];
+    r.log_sum = all.top + log(all.sum);
+    r.loss = r.correct = r.counted = 0;
+    const Label label = label_of(row);
+    if (label.index == kIgnoredLabel) return;
     r.counted = 1;
-    if (label < 0 || label >= classes) {
+    if (label.index < 0 || label.index >= classes) {
       r.loss = NAN;
       return;
     }
-    r.loss =
-        r.log_sum - (1 - smoothing) * logits[row * stride + label] - smoothing * r.sum / static_cast<double>(classes);
-    r.correct = r.best == label ? 1 : 0;
+    r.loss = r.log_sum - (1 - smoothing) * label.logit - smoothing * all.logits / static_cast<double>(classes);
+    r.correct = all.beaten != 0 ? 0 : 1;
   }
 };
 struct SoftmaxProbabilities {
@@ -182,12 +228,16 @@ struct LogitGradients {
   float smoothing;
   struct Row {
     int64_t label;
-    double log_sum;
+    float log_sum, rest;  // log_sum in two parts
     float scale;
   };
-  PLIMSOLL_BODY Row of_row(int64_t row) const { return {labels.at(row), rows[row].log_sum, *scale}; }
+  PLIMSOLL_BODY Row of_row(int64_t row) const {
+    const double log_sum = rows[row].log_sum;
+    const float first = static_cast<float>(log_sum);
+    return {labels.at(row), first, static_cast<float>(log_sum - first), *scale};
+  }
   PLIMSOLL_BODY float of(const Row& row, int64_t c, float logit) const {
-    const float probability = expf(static_cast<float>(logit - row.log_sum));
+    const float probability = expf((logit - row.log_sum) - row.rest);
     const float target = (c == row.label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
     return c >= classes || row.label == kIgnoredLabel ? 0 : row.scale * (probability - target);
   }
@@ -204,20 +254,6 @@ struct LogitGradients {
   }
   bool by_four() const { return lie_by_four(logits) && stride % 4 == 0; }
 };
-// Sums by column that several blocks of rows make together.
-struct AddTotals {
-  using Kind = EachElement;
-  float* totals;
-  const SumPair* sums;  // [column][piece]
-  int64_t pieces;
-  bool adds;
-  PLIMSOLL_BODY void run(int64_t c) const {
-    double sum = adds ? totals[c] : 0;
-    for (int64_t p = 0; p < pieces; ++p) sum += sums[c * pieces + p].a;
-    totals[c] = static_cast<float>(sum);
-  }
-};
-
 // A mean over all elements: partial sums by block, then theirs.
 struct SquaredError {
   const float* x;

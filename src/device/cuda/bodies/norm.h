@@ -1,4 +1,5 @@
-// Layer norm, RMS norm and group norm (ops/norm.cpp) on row-major tensors: a block a row, then a thread an element.
+// Layer norm, RMS norm and group norm (ops/norm.cpp) on row-major tensors. Rows of up to 8192 elements stay in the registers of
+// some threads of a block (WholeRows); others are taken by a block a row, then by a thread an element.
 #pragma once
 
 #include "device/cuda/bodies/common.h"
@@ -188,6 +189,273 @@ struct NormChannels {
   PLIMSOLL_BODY void finish(int64_t c, const SumPair& sum) const {
     dgamma[c] = static_cast<float>(sum.a);
     if (dbeta != nullptr) dbeta[c] = static_cast<float>(sum.b);
+  }
+};
+
+// Rows of layer norm and RMS norm that threads hold in registers, kFours fours each: 2^shift threads a row, 256 a block.
+struct WholeRows {
+  static constexpr int kThreads = 256, kMostFours = 8;
+  int64_t rows = 1, length = 4;
+  int32_t shift = 5;
+  double by_length = 0.25;  // 1 / length
+  PLIMSOLL_BODY int lanes() const { return 1 << shift; }
+  PLIMSOLL_BODY int of_block() const { return kThreads >> shift; }
+  PLIMSOLL_BODY int fours() const { return static_cast<int>(length / 4); }
+  PLIMSOLL_BODY int lane(int thread) const { return thread & (lanes() - 1); }
+  PLIMSOLL_BODY int four(int thread, int u) const { return lane(thread) + (u << shift); }
+  constexpr int fours_of_lane() const { return static_cast<int>((length / 4 + (1 << shift) - 1) >> shift); }
+};
+constexpr WholeRows whole_rows(int64_t rows, int64_t length) {
+  WholeRows whole{.rows = rows, .length = length, .by_length = 1 / static_cast<double>(length)};
+  while (whole.shift < 8 && whole.fours_of_lane() > 4) ++whole.shift;
+  return whole;
+}
+
+// Sums of each row's threads, in three phases: what each thread has, then of eight threads each, then all.
+template <class Value>
+struct RowSums {
+  static constexpr int kEach = 8;
+  Value of_threads[WholeRows::kThreads], of_eights[WholeRows::kThreads / kEach];
+  PLIMSOLL_BODY void add_eights(const WholeRows& rows, int thread) {
+    if (thread >= WholeRows::kThreads / kEach) return;
+    const int eights = rows.lanes() / kEach;
+    const int first = (thread / eights << rows.shift) + (thread & (eights - 1));
+    Value sum = of_threads[first];
+    PLIMSOLL_UNROLL_ALL
+    for (int k = 1; k < kEach; ++k) sum.add(of_threads[first + k * eights]);
+    of_eights[thread] = sum;
+  }
+  PLIMSOLL_BODY Value total(const WholeRows& rows, int thread) const {
+    const int first = (thread >> rows.shift << rows.shift) / kEach, count = rows.lanes() / kEach;
+    Value sum = of_eights[first];
+    PLIMSOLL_UNROLL(4)
+    for (int k = 1; k < count; ++k) sum.add(of_eights[first + k]);
+    return sum;
+  }
+};
+PLIMSOLL_BODY float sum_of(const Four& four) { return (four.v[0] + four.v[1]) + (four.v[2] + four.v[3]); }
+
+// Mean and standard deviation of a row, the latter by distances from the mean, and the row by them.
+template <int kFours>
+struct NormWholeRows {
+  using Kind = EachTile;
+  static constexpr int kThreads = WholeRows::kThreads, kPhases = 1, kFinishes = 4;
+  static constexpr int kBlocksTogether = kFours <= 3 ? 5 : kFours <= 4 ? 4 : 3;
+  struct Shared {
+    RowSums<Sum> sums;
+  };
+  struct State {
+    Four x[kFours];
+    float from, mean;
+  };
+  float* y;
+  float* mean;  // null: RMS norm
+  float* rstd;
+  const float* x;
+  const float* gamma;  // or null
+  const float* beta;   // or null
+  WholeRows rows;
+  double epsilon;
+
+  PLIMSOLL_BODY int64_t row_at(int64_t block, int thread) const {
+    return block * rows.of_block() + (thread >> rows.shift);
+  }
+  PLIMSOLL_BODY int rounds(int64_t) const { return 0; }
+  PLIMSOLL_BODY bool skips(int64_t, int) const { return false; }
+  template <int>
+  PLIMSOLL_BODY void phase(int64_t, int, int, State&, Shared&) const {}
+
+  PLIMSOLL_BODY void begin(int64_t block, int thread, State& state, Shared& shared) const {
+    const int64_t row = row_at(block, thread);
+    const int there = row < rows.rows ? rows.fours() : 0;
+    const float* const at = x + row * rows.length;
+    state.from = mean != nullptr && there != 0 ? *at : 0;  // near the mean: distances from it lose little
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      state.x[u] = four < there ? load_four(at + 4 * four) : Four{{state.from, state.from, state.from, state.from}};
+    }
+    Sum sum;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      Four d = state.x[u];
+      PLIMSOLL_UNROLL_ALL
+      for (float& v : d.v) v -= state.from;
+      if (mean != nullptr) sum.a += sum_of(d);
+    }
+    shared.sums.of_threads[thread] = sum;
+  }
+  template <int kFinish>
+  PLIMSOLL_BODY void finish(int64_t block, int thread, State& state, Shared& shared) const {
+    if (kFinish == 0 || kFinish == 2) shared.sums.add_eights(rows, thread);
+    if (kFinish == 1) shared.sums.of_threads[thread] = squares(thread, state, shared);
+    if (kFinish == 3) end(block, thread, state, shared);
+  }
+  PLIMSOLL_BODY Sum squares(int thread, State& state, const Shared& shared) const {
+    const double distance = shared.sums.total(rows, thread).a * rows.by_length;
+    const float from_there = static_cast<float>(distance);
+    state.mean = static_cast<float>(state.from + distance);
+    Sum sum;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      Four d = state.x[u];
+      PLIMSOLL_UNROLL_ALL
+      for (float& v : d.v) {
+        v = (v - state.from) - from_there;
+        v *= v;
+      }
+      if (rows.four(thread, u) < rows.fours()) sum.a += sum_of(d);
+    }
+    return sum;
+  }
+  PLIMSOLL_BODY void end(int64_t block, int thread, const State& state, const Shared& shared) const {
+    const int64_t row = row_at(block, thread);
+    if (row >= rows.rows) return;
+    const double variance = shared.sums.total(rows, thread).a * rows.by_length;
+    const float by = 1 / sqrtf(static_cast<float>(variance + epsilon));
+    if (rows.lane(thread) == 0) {
+      rstd[row] = by;
+      if (mean != nullptr) mean[row] = state.mean;
+    }
+    float* const to = y + row * rows.length;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      if (four >= rows.fours()) continue;
+      Four values = state.x[u];
+      PLIMSOLL_UNROLL_ALL
+      for (float& v : values.v) v = (v - state.mean) * by;
+      if (gamma != nullptr) {
+        const Four factors = load_four(gamma + 4 * four);
+        PLIMSOLL_UNROLL_ALL
+        for (int k = 0; k < 4; ++k) values.v[k] *= factors.v[k];
+      }
+      if (beta != nullptr) {
+        const Four added = load_four(beta + 4 * four);
+        PLIMSOLL_UNROLL_ALL
+        for (int k = 0; k < 4; ++k) values.v[k] += added.v[k];
+      }
+      store_four(to + 4 * four, values);
+    }
+  }
+};
+
+// dx, and gamma's and beta's gradients over the rows of a block, of which each group of threads has one a round. Over the few
+// rounds these sums are in single precision, over groups and blocks in double.
+template <int kFours>
+struct NormWholeRowsBackward {
+  using Kind = EachTile;
+  static constexpr int kThreads = WholeRows::kThreads, kPhases = 3, kFinishes = 4;
+  static constexpr int kBlocksTogether = kFours <= 3 ? 3 : kFours <= 4 ? 2 : 1;
+  struct Shared {
+    RowSums<SumPair> sums;
+    alignas(16) float columns[4 * kFours * kThreads];  // [group][column]
+  };
+  struct State {
+    Four h[kFours], g[kFours];  // of a row
+    Four dgamma[kFours], dbeta[kFours];
+  };
+  float* dx;
+  double* sums;  // [block][gamma's columns, then beta's]; null: neither is asked for
+  NormInputs of;
+  WholeRows rows;
+  int32_t rounds_of_block;
+  bool has_beta;
+
+  PLIMSOLL_BODY int64_t row_at(int64_t block, int round, int thread) const {
+    return (block * rounds_of_block + round) * rows.of_block() + (thread >> rows.shift);
+  }
+  PLIMSOLL_BODY int rounds(int64_t) const { return rounds_of_block; }
+  PLIMSOLL_BODY bool skips(int64_t block, int round) const { return row_at(block, round, 0) >= rows.rows; }
+  PLIMSOLL_BODY void begin(int64_t, int, State& state, Shared&) const {
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) state.dgamma[u] = state.dbeta[u] = {{0, 0, 0, 0}};
+  }
+  template <int kPhase>
+  PLIMSOLL_BODY void phase(int64_t block, int round, int thread, State& state, Shared& shared) const {
+    const int64_t row = row_at(block, round, thread);
+    if (kPhase == 0) shared.sums.of_threads[thread] = read(row, thread, state);
+    if (kPhase == 1) shared.sums.add_eights(rows, thread);
+    if (kPhase == 2 && row < rows.rows) write(row, thread, state, shared.sums.total(rows, thread));
+  }
+  PLIMSOLL_BODY SumPair read(int64_t row, int thread, State& state) const {
+    const bool is_row = row < rows.rows;
+    const int there = is_row ? rows.fours() : 0;
+    const int64_t at = row * rows.length;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      const bool is_there = four < there;
+      state.h[u] = is_there ? load_four(of.x + at + 4 * four) : Four{{0, 0, 0, 0}};
+      state.g[u] = is_there ? load_four(of.dy + at + 4 * four) : Four{{0, 0, 0, 0}};
+    }
+    const float mean = is_row && of.mean != nullptr ? of.mean[row] : 0, rstd = is_row ? of.rstd[row] : 0;
+    SumPair sum;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      if (four >= there) continue;
+      PLIMSOLL_UNROLL_ALL
+      for (int k = 0; k < 4; ++k) {
+        state.h[u].v[k] = (state.h[u].v[k] - mean) * rstd;
+        state.dgamma[u].v[k] += state.g[u].v[k] * state.h[u].v[k];
+        state.dbeta[u].v[k] += state.g[u].v[k];
+      }
+      if (of.gamma != nullptr) {
+        const Four factors = load_four(of.gamma + 4 * four);
+        PLIMSOLL_UNROLL_ALL
+        for (int k = 0; k < 4; ++k) state.g[u].v[k] *= factors.v[k];
+      }
+      Four products;
+      PLIMSOLL_UNROLL_ALL
+      for (int k = 0; k < 4; ++k) products.v[k] = state.g[u].v[k] * state.h[u].v[k];
+      sum.add({sum_of(state.g[u]), sum_of(products)});
+    }
+    return sum;
+  }
+  PLIMSOLL_BODY void write(int64_t row, int thread, const State& state, const SumPair& sum) const {
+    const float of_g = of.mean != nullptr ? static_cast<float>(sum.a * rows.by_length) : 0;
+    const float of_gh = static_cast<float>(sum.b * rows.by_length);
+    const float rstd = of.rstd[row];
+    float* const to = dx + row * rows.length;
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      if (four >= rows.fours()) continue;
+      Four values;
+      PLIMSOLL_UNROLL_ALL
+      for (int k = 0; k < 4; ++k) values.v[k] = rstd * (state.g[u].v[k] - of_g - state.h[u].v[k] * of_gh);
+      store_four(to + 4 * four, values);
+    }
+  }
+
+  template <int kFinish>
+  PLIMSOLL_BODY void finish(int64_t block, int thread, State& state, Shared& shared) const {
+    if (sums == nullptr || (kFinish >= 2 && !has_beta)) return;
+    if constexpr (kFinish == 0) {
+      show(thread, state.dgamma, shared);
+    } else if constexpr (kFinish == 2) {
+      show(thread, state.dbeta, shared);
+    } else {
+      const int64_t length = rows.length, widths = has_beta ? 2 : 1;
+      add_groups(thread, shared, sums + block * widths * length + (kFinish == 1 ? 0 : length));
+    }
+  }
+  PLIMSOLL_BODY void show(int thread, const Four (&columns)[kFours], Shared& shared) const {
+    float* const group = shared.columns + (thread >> rows.shift) * static_cast<int>(rows.length);
+    PLIMSOLL_UNROLL_ALL
+    for (int u = 0; u < kFours; ++u) {
+      const int four = rows.four(thread, u);
+      if (four < rows.fours()) store_four(group + 4 * four, columns[u]);
+    }
+  }
+  PLIMSOLL_BODY void add_groups(int thread, const Shared& shared, double* to) const {
+    const int length = static_cast<int>(rows.length), groups = rows.of_block();
+    for (int column = thread; column < length; column += kThreads) {
+      double sum = 0;
+      for (int group = 0; group < groups; ++group) sum += shared.columns[group * length + column];
+      to[column] = sum;
+    }
   }
 };
 

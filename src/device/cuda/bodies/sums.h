@@ -141,11 +141,127 @@ struct ChannelTotals {  // a block a channel
   float* second;  // or null
   const SumPair* sums;
   int64_t pieces;
+  bool adds = false;  // to what `first` holds
   PLIMSOLL_BODY SumPair partial(int64_t c, int thread) const { return sum_of_pieces(sums, pieces, c, thread); }
   PLIMSOLL_BODY void finish(int64_t c, const SumPair& sum) const {
-    first[c] = static_cast<float>(sum.a);
+    first[c] = static_cast<float>(adds ? first[c] + sum.a : sum.a);
     if (second != nullptr) second[c] = static_cast<float>(sum.b);
   }
 };
+
+// How a matrix is cut whose columns are summed. A block has a strip of up to 64 fours of columns in a piece of the rows: 256
+// threads as lanes across and down, each with kTogether rows under way at once.
+struct ColumnCut {
+  static constexpr int kThreads = 256, kTogether = 8;
+  int64_t rows = 0, columns = 0, stride = 0;  // stride: from a row to the next
+  int64_t pieces = 1, length = 1;             // length: rows of a piece
+  Divisor strips = 1;
+  int32_t shift = 3;  // 2^shift lanes across
+  int64_t fours() const { return (columns + 3) / 4; }
+};
+struct SumColumns {
+  using Kind = EachTile;
+  static constexpr int kThreads = ColumnCut::kThreads, kBlocksTogether = 4, kPhases = 1, kFinishes = 1;
+  static constexpr int kTogether = ColumnCut::kTogether;
+  struct Shared {
+    double sums[4][kThreads + 4];
+  };
+  struct State {};
+  const float* x;
+  ColumnCut cut;
+  double* sums;  // [piece][column]
+
+  PLIMSOLL_BODY int across() const { return 1 << cut.shift; }
+  PLIMSOLL_BODY int rounds(int64_t) const { return 0; }
+  PLIMSOLL_BODY bool skips(int64_t, int) const { return false; }
+  PLIMSOLL_BODY void begin(int64_t block, int thread, State&, Shared& shared) const {
+    const Division d = divide(block, cut.strips);
+    const int64_t column = 4 * (d.remainder * across() + (thread & (across() - 1)));
+    const int down = kThreads >> cut.shift;
+    const int64_t first = d.quotient * cut.length + (thread >> cut.shift);
+    const int64_t end = smaller((d.quotient + 1) * cut.length, cut.rows), step = down * cut.stride;
+    double sum[4] = {0, 0, 0, 0};
+    const float* at = x + first * cut.stride + column;
+    if (column < cut.columns) {
+      PLIMSOLL_UNROLL(1)
+      for (int64_t row = first; row < end; row += kTogether * down) {
+        Four four[kTogether];
+        PLIMSOLL_UNROLL_ALL
+        for (int u = 0; u < kTogether; ++u) {
+          four[u] = row + u * down < end ? load_four(at) : Four{{0, 0, 0, 0}};
+          at += step;
+        }
+        PLIMSOLL_UNROLL_ALL
+        for (int u = 0; u < kTogether; ++u) {
+          PLIMSOLL_UNROLL_ALL
+          for (int k = 0; k < 4; ++k) sum[k] += four[u].v[k];
+        }
+      }
+    }
+    PLIMSOLL_UNROLL_ALL
+    for (int k = 0; k < 4; ++k) shared.sums[k][thread] = sum[k];
+  }
+  template <int>
+  PLIMSOLL_BODY void phase(int64_t, int, int, State&, Shared&) const {}
+  template <int>
+  PLIMSOLL_BODY void finish(int64_t block, int thread, State&, Shared& shared) const {
+    const Division d = divide(block, cut.strips);
+    const int64_t column = 4 * d.remainder * across() + thread;
+    if (thread >= 4 * across() || column >= cut.columns) return;
+    double sum = 0;
+    for (int lane = thread / 4; lane < kThreads; lane += across()) sum += shared.sums[thread % 4][lane];
+    sums[d.quotient * cut.columns + column] = sum;
+  }
+};
+
+// Sums by column over pieces: a block 16 columns, each by 16 threads.
+struct ColumnTotals {
+  using Kind = EachTile;
+  static constexpr int kThreads = 256, kBlocksTogether = 4, kPhases = 1, kFinishes = 1;
+  static constexpr int kColumns = 16, kDown = kThreads / kColumns, kTogether = 8;
+  struct Shared {
+    double sums[kThreads];
+  };
+  struct State {};
+  float* first;
+  float* second;       // of the columns from `split` on
+  const double* sums;  // [piece][column]
+  int64_t columns, split, pieces;
+  bool adds;  // to what is there
+
+  PLIMSOLL_BODY int rounds(int64_t) const { return 0; }
+  PLIMSOLL_BODY bool skips(int64_t, int) const { return false; }
+  PLIMSOLL_BODY void begin(int64_t block, int thread, State&, Shared& shared) const {
+    const int64_t column = block * kColumns + thread % kColumns;
+    double sum = 0;
+    if (column < columns) {
+      PLIMSOLL_UNROLL(1)
+      for (int64_t piece = thread / kColumns; piece < pieces; piece += kTogether * kDown) {
+        double values[kTogether];
+        PLIMSOLL_UNROLL_ALL
+        for (int u = 0; u < kTogether; ++u)
+          values[u] = piece + u * kDown < pieces ? sums[(piece + u * kDown) * columns + column] : 0;
+        PLIMSOLL_UNROLL_ALL
+        for (int u = 0; u < kTogether; ++u) sum += values[u];
+      }
+    }
+    shared.sums[thread] = sum;
+  }
+  template <int>
+  PLIMSOLL_BODY void phase(int64_t, int, int, State&, Shared&) const {}
+  template <int>
+  PLIMSOLL_BODY void finish(int64_t block, int thread, State&, Shared& shared) const {
+    const int64_t column = block * kColumns + thread;
+    if (thread >= kColumns || column >= columns) return;
+    double sum = 0;
+    PLIMSOLL_UNROLL_ALL
+    for (int lane = 0; lane < kDown; ++lane) sum += shared.sums[lane * kColumns + thread];
+    float* const to = column < split ? first + column : second + (column - split);
+    *to = static_cast<float>(adds ? *to + sum : sum);
+  }
+};
+constexpr int64_t blocks_of_totals(int64_t columns) {
+  return (columns + ColumnTotals::kColumns - 1) / ColumnTotals::kColumns;
+}
 
 }  // namespace plimsoll::cuda

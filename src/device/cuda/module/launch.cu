@@ -118,13 +118,16 @@ struct Launcher {
   static unsigned blocks(int64_t threads) {
     return static_cast<unsigned>(smaller((threads + kBlock - 1) / kBlock, kMostBlocks));
   }
-  // More shared memory than 48 KiB must be asked for, on each device; an error is that of the launch.
+  // More shared memory than 48 KiB must be asked for, on each device; an error is that of the launch. How much of an SM's
+  // memory the first cache leaves to kernels with less of it is the driver's choice.
   static void launch_tiles(const Body& body, int64_t count, cudaStream_t stream) {
     if constexpr (std::is_same_v<typename Body::Kind, EachTile>) {
       constexpr int kBytes = static_cast<int>(sizeof(typename Body::Shared));
       const auto kernel = each_tile<Body>;
-      if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess) return;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+      if constexpr (kBytes > 48 * 1024) {
+        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess) return;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+      }
       kernel<<<static_cast<unsigned>(count), Body::kThreads, kBytes, stream>>>(body);
     }
   }
