@@ -91,6 +91,7 @@ def by_pytorch(model, batch, args):
 def by_plimsoll(model, batch, args):
     import plimsoll
 
+    batch = {name: given.to(args.device) for name, given in batch.items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     device = args.device + "+tf32" * args.tf32
     limits = {"memory": args.memory, "memory_is": args.memory_is, "host_memory": args.host_memory, "spill": args.spill}
