@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -63,8 +64,6 @@ def weights(model):
 told = {}
 batches = [batch(n) for n in range(steps)]
 step, model = compiled()
-inputs = [tensor["name"] for tensor in step._first.section["tensors"] if tensor["role"] == "input"]
-told["layouts"] = [step._core.layout_of(name) for name in inputs]
 told["losses"] = [step(b) for b in batches] + [step.evaluate(batches[0])]
 told["weights"] = weights(model)
 told["settled"], told["places"] = len(settled), places[:]
@@ -121,10 +120,44 @@ def test_a_batch_of_the_gpus_is_copied_by_pytorch_to_its_place(folder, before):
     assert len(told["places"]) == 14
 
 
-def test_an_input_lies_as_the_plan_says(folder, before):
-    (shape, order), labels = run(folder, "there", 1)["layouts"]
-    assert shape == [8, 3, 32, 16] and order == [0, 2, 3, 1]
-    assert labels == [[8], [0]]
+class _Core:
+    """Whose input lies channels last in the memory of a GPU, for which the host's stands."""
+
+    def __init__(self):
+        self.memory = np.zeros(2 * 4 * 5 * 3, dtype=np.float32)
+        self.room = np.zeros(self.memory.nbytes, dtype=np.uint8)
+        self.calls: list[str] = []
+
+    def layout_of(self, name, evaluation):
+        return [2, 3, 4, 5], [0, 2, 3, 1]
+
+    def place_of(self, name, evaluation):
+        self.calls.append("place_of")
+        return self.memory.ctypes.data
+
+    def staging(self, size):
+        return self.room[:size]
+
+    def feed_as_it_lies(self, name, array, evaluation):
+        assert array.flags.c_contiguous and np.shares_memory(array, self.room)
+        self.calls.append("feed_as_it_lies")
+        self.memory[:] = array.ravel()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_input_that_lies_channels_last_gets_every_element(there, monkeypatch):
+    core, settled = _Core(), []
+    monkeypatch.setattr(feeding, "tensor_at", lambda address, shape, dtype, gpu: torch.from_numpy(core.memory).view(list(shape)))
+    monkeypatch.setattr(feeding, "settle", settled.append)
+    images = torch.randn(2, 3, 4, 5)
+    for given in (images, images.to(memory_format=torch.channels_last), images.double(), images.transpose(1, 3).contiguous().transpose(1, 3)):
+        core.memory[:] = 0
+        feeder = feeding.Feeder(core, torch.device("cpu") if there else torch.device("cuda", 0))
+        feeder("images", given, torch.float32)
+        feeder.finish()
+        assert torch.equal(torch.from_numpy(core.memory).view(2, 4, 5, 3), images.permute(0, 2, 3, 1))
+    assert core.calls == ["place_of" if there else "feed_as_it_lies"] * 4
+    assert len(settled) == 4 * there
 
 
 def test_dimensions_lie_in_their_order():
