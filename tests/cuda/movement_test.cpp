@@ -129,6 +129,33 @@ TEST(CudaMovement, ReordersImagesAsItTransposes) {
   EXPECT_EQ(reordered({4, 8, 3, 2}, "", "Acdb4a"), std::vector{launch_of<cuda::ReorderWords>(192)});
 }
 
+// (2, 3, inner) to (3, 2, inner), of 1 or 8 bytes.
+template <class T>
+Launch exchanged(int64_t inner) {
+  const Graph graph = with_op("Permute", {{2, 3, inner}}, {{"dims", Dims{1, 0, 2}}});
+  const std::vector<MoveLoop> loops = {{3, inner, 2 * inner}, {2, 3 * inner, inner}, {inner, 1, 1}};
+  struct alignas(16) Room {
+    T elements[16];
+  };
+  std::vector<Room> from(6), to(6);
+  T *const x = from[0].elements, *const y = to[0].elements;
+  for (int64_t i = 0; i < 6 * inner; ++i) x[i] = static_cast<T>(i + 1);
+  WatchedDoor door;
+  cuda::Movement(graph.ops()[0], loops, sizeof(T)).ask(door, y, x);
+  door.synchronize(cuda::Queue::compute);
+  for (int64_t i = 0; i < 6 * inner; ++i)
+    EXPECT_EQ(y[i], x[(i / inner % 2 * 3 + i / inner / 2) * inner + i % inner]) << i;
+  return door.launches.at(0);
+}
+TEST(CudaMovement, JoinsElementsOfAnyWidth) {
+  EXPECT_EQ(exchanged<int64_t>(6), launch_of<PermuteElements<Sixteen>>(18));
+  EXPECT_EQ(exchanged<int64_t>(5), launch_of<PermuteElements<uint64_t>>(30));
+  EXPECT_EQ(exchanged<uint8_t>(16), launch_of<PermuteElements<Sixteen>>(6));
+  EXPECT_EQ(exchanged<uint8_t>(8), launch_of<PermuteElements<uint64_t>>(6));
+  EXPECT_EQ(exchanged<uint8_t>(12), launch_of<PermuteElements<uint32_t>>(18));
+  EXPECT_EQ(exchanged<uint8_t>(7), launch_of<PermuteElements<uint8_t>>(42));
+}
+
 // By addresses as well: a part of a batch begins where it may.
 TEST(CudaMovement, TakesTheWidestWordThatDividesAll) {
   const auto at = [](uintptr_t address) { return reinterpret_cast<const void*>(address); };

@@ -46,9 +46,10 @@ Movement::Movement(const Op& op, std::vector<MoveLoop> loops, int64_t width)
   if (row_.from == 1) {
     for (const int64_t bytes : kWords) {
       const int64_t n = bytes / width;
+      if (n < 2) break;
       const bool stays =
           std::all_of(loops.begin(), loops.end() - 1, [&](const MoveLoop& loop) { return is_multiple(loop.from, n); });
-      if (n < 2 || !stays || !is_multiple(row_.size, n)) continue;
+      if (!stays || !is_multiple(row_.size, n)) continue;
       together_ = n;
       together_walk_ = walk_of(op, joined(loops, n), &MoveLoop::from);
       return;
