@@ -3,7 +3,7 @@ find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module OPTI
 find_package(nanobind CONFIG REQUIRED)
 set_target_properties(plimsoll PROPERTIES POSITION_INDEPENDENT_CODE ON)
 nanobind_add_module(plimsoll_python STABLE_ABI NB_STATIC python/bind/arrays.cpp python/bind/core.cpp python/bind/fallback.cpp
-  python/bind/ranks.cpp)
+  python/bind/ranks.cpp python/bind/staging.cpp)
 set_target_properties(plimsoll_python PROPERTIES OUTPUT_NAME _core)
 target_include_directories(plimsoll_python PRIVATE src python/bind)
 target_link_libraries(plimsoll_python PRIVATE plimsoll fmt::fmt nlohmann_json::nlohmann_json)

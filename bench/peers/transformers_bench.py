@@ -4,7 +4,7 @@
     transformers_bench.py gpt2|bert|vit-b16|llama-125m|llama-1b|llama-1b-lora BATCH eager|compiled|plimsoll [--memory SIZE] [--memory-is arena|process] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N] [--device cuda] [--tf32]
 
 Prints one line of JSON: {"step_ms": [...], "losses": [...], "peak_bytes": the largest resident size less what the process had before the
-model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. The first two steps are not among step_ms. What fails is a
+model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. With --device the batch lies there, of either. The first two steps are not among step_ms. What fails is a
 line too: {"error": ...}. Sequences have 512 tokens (BERT: 128) or as many as said; dropout is as the configurations have it by default.
 """
 import argparse
@@ -91,6 +91,7 @@ def by_pytorch(model, batch, args):
 def by_plimsoll(model, batch, args):
     import plimsoll
 
+    batch = {name: given.to(args.device) for name, given in batch.items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     device = args.device + "+tf32" * args.tf32
     limits = {"memory": args.memory, "memory_is": args.memory_is, "host_memory": args.host_memory, "spill": args.spill}

@@ -109,6 +109,10 @@ class Executor {
   // Where the plan has second buffers (Plan::feeding): elements of an input, in `layout`, for the step that is started next.
   // They come beside the one that runs. The copy is complete on return. Throws Error(internal) where there is no such buffer.
   void write_next(TensorId input, const Layout& layout, std::span<const std::byte> elements);
+  // Where an input's elements go before a step, and in a second buffer, in the tensor's own layout: for who writes there by means
+  // of the device, and is done before the step is started. Null where the input has a home in a tier.
+  std::byte* place_of(TensorId input);
+  std::byte* next_place_of(TensorId input);
   bool has_next() const;                                   // something was written so, and no step was started since
   std::vector<std::byte> read_next(TensorId input) const;  // what was, in the tensor's own layout
   // Runs the step on whatever lies there, without the other ranks, leaves out kernels that refuse to run, and returns

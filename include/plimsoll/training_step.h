@@ -101,6 +101,14 @@ class TrainingStep {
   bool has_second_buffer() const { return program_->plan->feeding.second_buffer; }
   void feed_next(const Batch& batch);
   void feed_next(std::string_view input, std::span<const std::byte> elements);  // every input of them
+  // How an input of this name lies in the arena. Elements that lie so already are copied as they are: from pinned memory by the
+  // device alone.
+  const Tensor& input(std::string_view name) const;
+  void feed_as_it_lies(std::string_view input, std::span<const std::byte> elements);
+  void feed_next_as_it_lies(std::string_view input, std::span<const std::byte> elements);
+  // The places themselves, as Executor::place_of and next_place_of.
+  std::byte* place_of(std::string_view input);
+  std::byte* next_place_of(std::string_view input);
   // What the last run left in an output, by its name.
   StateTensor output(std::string_view name) const;
   // Runs the step on what it was fed with; returns its seconds, by the device's clock where that has one (Executor::device_ms).
@@ -156,6 +164,7 @@ class TrainingStep {
   size_t find_state(std::string_view name) const;
   void expect_within(size_t i, Bytes offset, size_t bytes) const;
   TensorId find_tensor(std::span<const TensorId> among, std::string_view what, std::string_view name) const;
+  TensorId find_input(std::string_view name) const;
   template <class Byte, class Action>
   void for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const;
   void read_state(size_t i, Bytes offset, std::span<std::byte> into) const;

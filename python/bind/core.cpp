@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -22,6 +23,7 @@
 #include "report/explain.h"
 #include "report/html.h"
 #include "report/report.h"
+#include "staging.h"
 #include "train/network_step.h"
 #include "train/resume.h"
 
@@ -211,6 +213,34 @@ class Step {
     expect_dtype(step(), name, array);
     has_second_buffer() ? step().feed_next(name, bytes_of(array)) : step().feed(name, bytes_of(array));
   }
+  std::string device() const { return step_->session().device->info().name; }
+  // How an input lies where it is fed to, as shape and dimensions from the outermost to the innermost; None where the host
+  // addresses it anyway, or where no array lies so. `evaluation`: its number, here and below.
+  std::optional<std::pair<Shape, std::vector<size_t>>> layout_of(const std::string& name,
+                                                                 std::optional<size_t> evaluation) {
+    if (step_->session().device->host_addressable()) return std::nullopt;
+    const Tensor& input = fed(evaluation).input(name);
+    if (const auto order = order_of(input)) return std::pair(input.shape, *order);
+    return std::nullopt;
+  }
+  // Pinned memory, for one input at a time.
+  NumpyArray staging(size_t bytes) {
+    const std::span<std::byte> room = staging_.room(*step_->session().device, bytes);
+    return NumpyArray(room.data(), {bytes}, nb::find(this), {}, nb::dtype<uint8_t>());
+  }
+  // Elements that lie as the input does: copied by the device alone, where they are pinned.
+  void feed_as_it_lies(const std::string& name, const ReadOnlyArray& array, std::optional<size_t> evaluation) {
+    TrainingStep& to = fed(evaluation);
+    const std::span<const std::byte> bytes = bytes_of(array);
+    const nb::gil_scoped_release released;
+    to.has_second_buffer() ? to.feed_next_as_it_lies(name, bytes) : to.feed_as_it_lies(name, bytes);
+  }
+  // The address at which the input lies so, for who writes there by himself; 0 where it is in no arena.
+  uintptr_t place_of(const std::string& name, std::optional<size_t> evaluation) {
+    TrainingStep& to = fed(evaluation);
+    const nb::gil_scoped_release released;
+    return reinterpret_cast<uintptr_t>(to.has_second_buffer() ? to.next_place_of(name) : to.place_of(name));
+  }
   // Then `feed` is for the step after the one that runs.
   bool has_second_buffer() const { return step().has_second_buffer(); }
   void start(const std::vector<double>& learning_rates, int64_t batches) {
@@ -351,8 +381,11 @@ class Step {
   std::string weights_sha256() const { return step().weights_sha256(); }
 
  private:
+  TrainingStep& fed(std::optional<size_t> evaluation) { return evaluation ? step_->evaluation(*evaluation) : step(); }
+
   std::shared_ptr<Communicator> communicator_;
   std::unique_ptr<NetworkStep> step_;
+  Staging staging_;  // of its device
 };
 
 std::string fits(const std::string& network, const std::string& options) {
@@ -401,6 +434,11 @@ NB_MODULE(_core, m) {
       .def_prop_ro("divided", &Step::divided)
       .def_prop_ro("divides_parameters", &Step::divides_parameters)
       .def("feed", &Step::feed)
+      .def_prop_ro("device", &Step::device)
+      .def("layout_of", &Step::layout_of, "name"_a, "evaluation"_a = nb::none())
+      .def("staging", &Step::staging)
+      .def("feed_as_it_lies", &Step::feed_as_it_lies, "name"_a, "array"_a, "evaluation"_a = nb::none())
+      .def("place_of", &Step::place_of, "name"_a, "evaluation"_a = nb::none())
       .def_prop_ro("has_second_buffer", &Step::has_second_buffer)
       .def("start", &Step::start, "learning_rates"_a, "batches"_a = 0)
       .def("finish", &Step::finish)

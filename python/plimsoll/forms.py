@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -11,10 +11,12 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured
 from .convert import Converted
+from .feeding import Feeder
 from .joined import resized
 from .writer import Document
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
+_INTEGERS = (torch.int32, torch.int64)
 _STATES = ("parameter", "statistic")
 
 Key = tuple
@@ -77,6 +79,7 @@ class Form:
             self.section["frozen"] = [name for name in first.section["frozen"] if name in read]
         self.text = json.dumps({**converted.document, kind: self.section})
         self._ranges = _ranges(self.section)
+        self._inputs = [tensor for tensor in self.section["tensors"] if tensor["role"] == "input"]
 
     def _values(self) -> dict[str, Tensor]:
         return {**self.converted.values, **self.captured.buffers, **self.captured.parameters}
@@ -105,14 +108,16 @@ class Form:
         rest = [[part for part in key if not isinstance(part, tuple) or part[0] == "value"] for key in (example, key_of(batch))]
         return after if key_of(scaled) == key_of(tensors) and rest[0] == rest[1] else None
 
-    def feed(self, batch: Any, feed: Callable[[str, Any], None]) -> None:
+    def feed(self, batch: Any, feeder: Feeder) -> None:
         given = {**self.captured.feed(batch), **self._fed}
-        for tensor in self.section["tensors"]:
-            if tensor["role"] == "input":
-                value = given[tensor["name"]].detach().to(device="cpu", dtype=DTYPES[tensor["dtype"]]).contiguous()
+        try:
+            for tensor in self._inputs:
+                value, dtype = given[tensor["name"]].detach(), DTYPES[tensor["dtype"]]
                 for size, ignored, what in self._ranges.get(tensor["name"], ()):
-                    _expect_below(value, size, ignored, what)
-                feed(tensor["name"], value.numpy())
+                    _expect_below(value if value.dtype in _INTEGERS else value.to(dtype), size, ignored, what)
+                feeder(tensor["name"], value, dtype)
+        finally:
+            feeder.finish()
 
 
 def _ranges(section: Document) -> dict[str, list[tuple[int, Optional[int], str]]]:
@@ -139,7 +144,7 @@ def _ranges(section: Document) -> dict[str, list[tuple[int, Optional[int], str]]
 def _expect_below(value: Tensor, size: int, ignored: Optional[int], what: str) -> None:
     if value.numel() == 0 or value.is_floating_point():
         return
-    least, most = (int(x) for x in torch.aminmax(value))
+    least, most = torch.stack(torch.aminmax(value)).tolist()
     if 0 <= least and most < size:
         return
     wrong = (value < 0) | (value >= size)

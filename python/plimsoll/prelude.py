@@ -37,12 +37,19 @@ class Prelude:
         if batch not in self._modules:
             self._modules[batch] = self._build(batch)
         with torch.no_grad():
-            results = self._modules[batch](*tensors)
+            results = self._modules[batch](*self._beside_constants(self._modules[batch], tensors))
             if self._captured.division.dynamic:  # results may be buffers, which change now
                 results = tuple(value.clone() for value in results)
             for name, value in zip(self._captured.division.dynamic, results[len(self.names) :]):
                 self._captured.buffers[name].copy_(value)
         return dict(zip(self.names.values(), results))
+
+    @staticmethod
+    def _beside_constants(module: GraphModule, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Those that it reads where its constants are; a batch may lie on a GPU."""
+        device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
+        placeholders = module.graph.find_nodes(op="placeholder")
+        return [tensor.to(device) if node.users else tensor for node, tensor in zip(placeholders, tensors, strict=True)]
 
     def graph(self, batch: Optional[int] = None) -> Graph:
         """The graph itself, to look at."""

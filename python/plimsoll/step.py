@@ -33,6 +33,7 @@ from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
 from .values import has_values
+from .feeding import Feeder, gpu_of
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible
@@ -162,6 +163,7 @@ class Step:
             raise Infeasible.from_core(*answer.args) from None
         finally:
             shown.end()
+        self._gpu = gpu_of(self._core.device)
         self._states = set(self._core.states)
         self._divided = set(self._core.divided)  # those of which each rank has a piece
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
@@ -172,8 +174,9 @@ class Step:
         self._lock = threading.Lock()
         self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
-        self._needs = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
-        self._modes = [(name, m, m.training or not model.training) for name, m in model.named_modules()]
+        self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
+        self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
+        self._modes = [module.training or not model.training for module in self._modules.values()]
         self._push()
         give_memory_back()
         hook, of_module = _Hook(self), _Hook(self, "_sync_module")
@@ -224,7 +227,8 @@ class Step:
                 batch = next(upcoming, end)
                 continue
             with self._lock:
-                batch = self._bring(batch if batch is self._fed else arranged(batch, self._skeleton))
+                batch = batch if batch is self._fed else arranged(batch, self._skeleton)
+                self._bring(batch)
             following, failure = end, None
             try:
                 following = next(upcoming, end)
@@ -239,18 +243,18 @@ class Step:
                 raise failure
             batch = following
 
-    def _bring(self, batch: Any) -> Any:
+    def _bring(self, batch: Any) -> Key:
         """To where the next step finds it, or to the second buffer; it is there already where it was fed ahead."""
+        key = key_of(batch)
         if batch is not self._fed:
             self._fed = None
-            key = key_of(batch)
             if key not in self._shapes:
                 self._agree("a step", key)
             self._form, number = self._shapes.get(key) or self._add_shape(batch)
             self._core.use(number)
-            self._form.feed(batch, self._core.feed)  # may raise, on one rank alone: nothing was agreed on then
+            self._form.feed(batch, Feeder(self._core, self._gpu))  # may raise, on one rank alone: nothing was agreed on then
             self._fed = batch
-        return batch
+        return key
 
     def _train(self, batch: Any, batches: int, following: Any = None) -> float:
         self._expect_the_same_model()
@@ -258,8 +262,7 @@ class Step:
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
             self._core.set_group(group, json.dumps(settings))
         rates = optimizers.learning_rates(self._optimizer)
-        self._bring(batch)
-        key, self._fed = key_of(batch), None
+        key, self._fed = self._bring(batch), None
         self._read.clear()  # what was read since, for a new shape, nobody has written
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
@@ -280,7 +283,7 @@ class Step:
         """What is wrong with the following batch is told when it is wanted: then it is fed again."""
         self._core.start(rates, batches)
         try:
-            self._form.feed(following, self._core.feed)
+            self._form.feed(following, Feeder(self._core, self._gpu))
             self._fed = following
         except Exception:
             pass
@@ -298,15 +301,16 @@ class Step:
     def _expect_the_same_model(self) -> None:
         """What decides the network, and a user may change meanwhile."""
         with untouched():
-            for name, parameter, needed in self._needs:
-                if parameter.requires_grad != needed:
-                    now, then = ("a", "none") if parameter.requires_grad else ("no", "one")
-                    raise ValueError(f"'{name}' needs {now} gradient now, and {then} when the step was compiled; compile anew")
-        if self._model.training:
-            for name, module, mode in self._modes:
-                if module.training != mode:
-                    now = "training" if module.training else "evaluation"
-                    raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
+            needs = [parameter.requires_grad for parameter in self._parameters.values()]
+        if needs != self._needs:
+            name, needed = next((name, now) for name, now, then in zip(self._parameters, needs, self._needs) if now != then)
+            now, then = ("a", "none") if needed else ("no", "one")
+            raise ValueError(f"'{name}' needs {now} gradient now, and {then} when the step was compiled; compile anew")
+        modes = [module.training for module in self._modules.values()] if self._model.training else self._modes
+        if modes != self._modes:
+            name, training = next((name, now) for name, now, then in zip(self._modules, modes, self._modes) if now != then)
+            now = "training" if training else "evaluation"
+            raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
 
     # --- who else has the module's tensors ---
 
@@ -357,7 +361,7 @@ class Step:
         form, number = self._evaluated
         if form.is_fed:
             self._sync_module()
-        form.feed(batch, lambda name, value: self._core.feed_evaluation(number, name, value))
+        form.feed(batch, Feeder(self._core, self._gpu, number))
         with self._unplanned:
             return self._core.evaluate(number)
 
@@ -763,7 +767,7 @@ def compile(
         synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
 
         def capture_as(batch: Any, training: bool) -> Captured:
-            return capture(model, loss, batch, outputs=outputs, call=call, training=training, fallback=fallback is not None)
+            return capture(model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, fallback=fallback is not None)
 
         first = Form(captured, converted)  # where states lie is as the largest needs it
         forms = [(key_of(largest), first)]
@@ -861,10 +865,12 @@ def _held(model: nn.Module, memory_is: str, on_disk: Sequence[Tensor] = ()) -> O
 
 
 def _on_device_of(model: nn.Module, example: Any) -> Any:
-    """The example for a model without values has none either."""
-    if not any(parameter.is_meta for parameter in model.parameters()):
+    """An example for a capture lies where the model does; for one without values it has none either."""
+    devices = {parameter.device for parameter in model.parameters()}
+    device = torch.device("meta") if torch.device("meta") in devices else devices.pop() if len(devices) == 1 else None
+    if device is None:
         return example
-    return pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, example)
 
 
 def fits(

@@ -301,12 +301,19 @@ void Executor::write(TensorId id, const Layout& layout, std::span<const std::byt
   write(id, row_major_of(tensor, layout, elements));
 }
 
+std::byte* Executor::place_of(TensorId input) { return impl_->homes->has(input) ? nullptr : impl_->storage_of(input); }
+
+std::byte* Executor::next_place_of(TensorId input) {
+  std::byte* const buffer = impl_->next_of(input).buffer.at;
+  if (impl_->next == Impl::Next::taken) impl_->driver->await_taken();
+  impl_->next = Impl::Next::here;
+  return buffer;
+}
+
 void Executor::write_next(TensorId id, const Layout& layout, std::span<const std::byte> elements) {
   const Tensor& tensor = impl_->ready.graph.tensor(id);
   check_whole(tensor, layout, elements);
-  std::byte* const buffer = impl_->next_of(id).buffer.at;
-  if (impl_->next == Impl::Next::taken) impl_->driver->await_taken();
-  impl_->next = Impl::Next::here;
+  std::byte* const buffer = next_place_of(id);
   const bool lies_so = layout == tensor.layout || (layout.is_plain() && tensor.layout.is_plain());
   if (lies_so) return impl_->ready.device.write(buffer, elements);
   write_to(buffer, impl_->ready.device, tensor, 0, row_major_of(tensor, layout, elements));

@@ -144,7 +144,7 @@ void TrainingStep::feed_next(const Batch& batch) {
 }
 
 void TrainingStep::feed_next(std::string_view input, std::span<const std::byte> elements) {
-  executor_->write_next(find_tensor(program_->network.graph.inputs, "input", input), Layout{}, elements);
+  executor_->write_next(find_input(input), Layout{}, elements);
 }
 
 void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {
@@ -164,8 +164,25 @@ void TrainingStep::feed_tokens(std::span<const int32_t> ids, std::span<const int
 }
 
 void TrainingStep::feed(std::string_view input, std::span<const std::byte> elements) {
-  executor_->write(find_tensor(program_->network.graph.inputs, "input", input), elements);
+  executor_->write(find_input(input), elements);
 }
+
+const Tensor& TrainingStep::input(std::string_view name) const {
+  return program_->network.graph.tensor(find_input(name));
+}
+
+void TrainingStep::feed_as_it_lies(std::string_view input, std::span<const std::byte> elements) {
+  const TensorId id = find_input(input);
+  executor_->write(id, program_->network.graph.tensor(id).layout, elements);
+}
+
+void TrainingStep::feed_next_as_it_lies(std::string_view input, std::span<const std::byte> elements) {
+  const TensorId id = find_input(input);
+  executor_->write_next(id, program_->network.graph.tensor(id).layout, elements);
+}
+
+std::byte* TrainingStep::place_of(std::string_view input) { return executor_->place_of(find_input(input)); }
+std::byte* TrainingStep::next_place_of(std::string_view input) { return executor_->next_place_of(find_input(input)); }
 
 StateTensor TrainingStep::output(std::string_view name) const {
   const Graph& graph = program_->network.graph;
@@ -186,6 +203,10 @@ TensorId TrainingStep::find_tensor(std::span<const TensorId> among, std::string_
     names.push_back(tensor.name);
   }
   throw Error(ErrorCode::invalid_input, unknown_name(what, name, names));
+}
+
+TensorId TrainingStep::find_input(std::string_view name) const {
+  return find_tensor(program_->network.graph.inputs, "input", name);
 }
 
 double TrainingStep::run(double learning_rate, int64_t batches) {

@@ -46,6 +46,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
     if (std::ofstream out; !calls_file_.empty()) {
       out.open(calls_file_, std::ios::app);
       for (const auto& [name, count] : calls_) out << name << " " << count << "\n";
+      out << "bytes_unpinned " << bytes_unpinned_ << "\n";
     }
   }
 
@@ -60,7 +61,7 @@ class FakeDoor : public cuda::Door, private FakeQueue {
   void loads_for(double ms) { loads_ms_ = ms; }
   // The GPU's memory that each algorithm takes from its first run on.
   void loads(Bytes bytes) { loads_bytes_ = bytes; }
-  // Writes there how often each call was made, when the door goes.
+  // Writes there how often each call was made, and how much was copied that is not pinned, when the door goes.
   void keep_calls(std::string file) { calls_file_ = std::move(file); }
   // The nth wait of a queue for an event, counted from now, is forgotten.
   void forget_wait(int nth) { forget_ = nth, waits_ = 0; }

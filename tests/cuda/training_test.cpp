@@ -214,6 +214,59 @@ TEST(CudaFeeding, ASecondBufferChangesNoBit) {
   }
 }
 
+// By its name, as row-major elements, as it lies, and written by somebody else to where it lies.
+TEST(CudaFeeding, EveryWayToBringABatchGivesTheSameBits) {
+  enum class Way : uint8_t { row_major, as_it_lies, in_place };
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  const auto trained = [&](const Program& program, Way way) {
+    TrainingStep step(program, *cuda);
+    step.initialize(7);
+    const Network& network = program.network;
+    Loader loader(open_data("synthetic:40", {.channels = 3, .height = 32, .width = 32}), {.batch = 2});
+    std::vector<std::byte> memory(step.input(network.graph.tensor(network.data).name).bytes().count);
+    const auto pinned = cuda->pin(memory);
+    const auto feed = [&](TensorId id, std::span<const std::byte> elements) {
+      const Tensor& input = network.graph.tensor(id);
+      const bool next = step.has_second_buffer();
+      if (way == Way::row_major) return next ? step.feed_next(input.name, elements) : step.feed(input.name, elements);
+      const std::span<std::byte> lying = std::span(memory).first(input.bytes().count);
+      scatter_elements(input.shape, input.layout, 4, 0, element_count(input.shape), elements.data(), lying.data());
+      if (way == Way::as_it_lies)
+        return next ? step.feed_next_as_it_lies(input.name, lying) : step.feed_as_it_lies(input.name, lying);
+      std::byte* const place = next ? step.next_place_of(input.name) : step.place_of(input.name);
+      std::memcpy(place, lying.data(), lying.size());
+    };
+    std::vector<double> losses;
+    for (int i = 0; i < 5; ++i) {
+      const Batch& batch = loader.next();
+      const Bytes before = door->copied_unpinned();
+      feed(network.data, std::as_bytes(batch.data));
+      feed(network.labels, std::as_bytes(batch.labels));
+      if (way == Way::row_major) {
+        EXPECT_GT(door->copied_unpinned(), before);
+      } else {
+        EXPECT_EQ(door->copied_unpinned(), before);
+      }
+      loader.release();
+      step.run(0.01);
+      losses.push_back(step.loss());
+    }
+    return std::pair(losses, step.weights_sha256());
+  };
+  for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+    for (const bool second : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, second buffer {}", to_string(family), second));
+      CompileOptions options{.policy = "liveness", .family = family};
+      if (second) options.feeding = Feeding{.second_buffer = true, .gb_per_s = 10};
+      const Program program = program_of(*cuda, "lenet", options);
+      const auto expected = trained(program, Way::row_major);
+      EXPECT_EQ(trained(program, Way::as_it_lies), expected);
+      EXPECT_EQ(trained(program, Way::in_place), expected);
+    }
+  }
+}
+
 // Whatever plan comes next, and whether or not that has a second buffer.
 TEST(CudaFeeding, ABatchThatWasFedAheadIsThereForTheNextPlan) {
   const auto door = std::make_shared<FakeDoor>(3);

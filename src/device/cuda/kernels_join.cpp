@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <optional>
 
 #include "device/cuda/kernels.h"
-#include "ops/move.h"
+#include "device/cuda/movement.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
 
@@ -54,19 +56,22 @@ class ConcatKernel final : public CudaKernel {
 
  private:
   void work() override {
-    with_width(width_, [&](auto zero) {
-      using T = decltype(zero);
-      int64_t begin = 0;
-      for (size_t i = 0; i < parts_.size(); ++i) {
-        launch(CopyRows<T>{.to = output<T>(0) + begin,
+    int64_t begin = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const int64_t part = parts_[i];
+      const int64_t word = word_bytes(width_, {part, whole_, begin}, {input<void>(i), output<void>(0)}),
+                    n = word / width_;
+      with_word(word, [&](auto zero) {
+        using T = decltype(zero);
+        launch(CopyRows<T>{.to = output<T>(0) + begin / n,
                            .from = input<T>(i),
-                           .length = parts_[i],
-                           .to_row = whole_,
-                           .from_row = parts_[i]},
-               rows_.outer * parts_[i]);
-        begin += parts_[i];
-      }
-    });
+                           .length = part / n,
+                           .to_row = whole_ / n,
+                           .from_row = part / n},
+               rows_.outer * part / n);
+      });
+      begin += part;
+    }
   }
 
   Rows rows_;
@@ -91,31 +96,45 @@ class SliceKernel final : public CudaKernel {
     begin_ = op.attributes.integer("begin");
     step_ = op.attributes.integer("step", 1);
     width_ = element_width(x);
+    if (step_ != 1) return;  // else positions follow each other with all that lies in them
+    for (int64_t* const along : {&length_, &count_, &begin_}) *along *= rows_.inner;
+    rows_.inner = 1;
   }
 
  private:
   void work() override {
-    with_width(width_, [&](auto zero) {
+    const auto word = [&](std::initializer_list<int64_t> elements) {
+      return word_bytes(width_, elements, {input<void>(0), output<void>(0)});
+    };
+    const bool follow = step_ == 1;
+    const int64_t bytes = follow ? word({length_, count_, begin_}) : word({rows_.inner}), n = bytes / width_;
+    const int64_t along = follow ? n : 1, inner = follow ? 1 : rows_.inner / n;
+    with_word(bytes, [&](auto zero) {
       using T = decltype(zero);
-      backward_ ? ask<SpreadSteps<T>, T>(length_) : ask<TakeSteps<T>, T>(count_);
+      backward_ ? ask<SpreadSteps<T>, T>(length_ / along, along, inner)
+                : ask<TakeSteps<T>, T>(count_ / along, along, inner);
     });
   }
   template <class Body, class T>
-  void ask(int64_t positions) const {
+  void ask(int64_t positions, int64_t along, int64_t inner) const {
     launch(Body{.to = output<T>(0),
                 .from = input<T>(0),
-                .length = length_,
-                .count = count_,
-                .inner = rows_.inner,
-                .begin = begin_,
+                .length = length_ / along,
+                .count = count_ / along,
+                .inner = inner,
+                .begin = begin_ / along,
                 .step = step_},
-           rows_.outer * positions * rows_.inner);
+           rows_.outer * positions * inner);
   }
 
   bool backward_;
   Rows rows_;
   int64_t length_ = 1, count_ = 1, begin_ = 0, step_ = 1, width_ = 4;
 };
+
+bool has_blocks(const Layout& layout) {
+  return !std::ranges::all_of(layout.tag, [](char letter) { return letter >= 'a' && letter <= 'z'; });
+}
 
 class ReorderKernel final : public CudaKernel {
  public:
@@ -124,8 +143,14 @@ class ReorderKernel final : public CudaKernel {
     count_ = element_count(x.shape);
     bytes_ = y.bytes();
     padded_ = storage_elements(y.shape, y.layout) != count_;
-    from_ = place_in(op, x);
-    to_ = place_in(op, y);
+    if (!has_blocks(x.layout) && !has_blocks(y.layout)) {
+      std::vector<int64_t> dims(x.shape.size());
+      std::iota(dims.begin(), dims.end(), 0);
+      movement_.emplace(op, permute_loops(x, y, dims), element_width(x));
+    } else {
+      from_ = place_in(op, x);
+      to_ = place_in(op, y);
+    }
     switch (x.dtype) {
       case DType::f32:
       case DType::i32: break;
@@ -138,6 +163,7 @@ class ReorderKernel final : public CudaKernel {
 
  private:
   void work() override {
+    if (movement_) return movement_->ask(door(), output<void>(0), input<void>(0));
     if (padded_) door().fill(Queue::compute, output<void>(0), 0, bytes_.count);
     if (words_) {
       launch(ReorderWords{.to = output<uint32_t>(0), .from = input<uint32_t>(0), .to_place = to_, .from_place = from_},
@@ -151,6 +177,7 @@ class ReorderKernel final : public CudaKernel {
   int64_t count_ = 0;
   Bytes bytes_;
   bool padded_ = false, words_ = true;
+  std::optional<Movement> movement_;
   Place from_, to_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "device/cuda/kernels.h"
+#include "device/cuda/movement.h"
 #include "device/cuda/walk.h"
 #include "ops/take.h"
 #include "plimsoll/ops.h"
@@ -98,15 +99,17 @@ class TakeKernel final : public CudaKernel {
                      .inner = take.inner},
              take.outer * take.limit * take.inner);
     } else {
-      with_width(plan_.width, [&](auto zero) {
+      const int64_t word = word_bytes(plan_.width, {take.inner}, {input<void>(0), output<void>(0)});
+      const int64_t inner = take.inner / (word / plan_.width);
+      with_word(word, [&](auto zero) {
         using T = decltype(zero);
         launch(TakeRows<T>{.y = output<T>(0),
                            .x = input<T>(0),
                            .rows = rows.rows,
                            .limit = take.limit,
                            .count = take.count,
-                           .inner = take.inner},
-               take.outer * take.count * take.inner);
+                           .inner = inner},
+               take.outer * take.count * inner);
       });
     }
   }

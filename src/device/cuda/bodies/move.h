@@ -1,5 +1,6 @@
 // Elements of 1, 4 or 8 bytes in other places: permutations, parts of tensors, rows and elements by index. An index out
-// of range gives ones in every bit, which is NaN: a kernel cannot refuse it.
+// of range gives ones in every bit, which is NaN: a kernel cannot refuse it. Where elements stay together, several of them
+// are moved as one (movement.h).
 #pragma once
 
 #include "device/cuda/bodies/common.h"
@@ -7,6 +8,17 @@
 namespace plimsoll::cuda {
 
 inline constexpr int kMostDimensions = 8;
+
+struct alignas(16) Sixteen {  // bytes
+  uint32_t words[4];
+};
+template <class T>
+PLIMSOLL_BODY T ones() {
+  if constexpr (std::is_same_v<T, Sixteen>)
+    return {{~0U, ~0U, ~0U, ~0U}};
+  else
+    return static_cast<T>(~T{0});
+}
 
 // Nested loops, outermost first, and how far a turn of each leads.
 struct Walk {
@@ -29,13 +41,27 @@ PLIMSOLL_BODY int64_t walked(const Walk& walk, int64_t turn) {
   return is_narrow(turn) ? walked_by(walk, static_cast<uint32_t>(turn)) : walked_by(walk, turn);
 }
 
+// Where neither turns nor places take more than 32 bits.
+PLIMSOLL_BODY uint32_t walked_narrow(const Walk& walk, uint32_t turn) {
+  uint32_t at = 0;
+  for (int d = walk.rank - 1; d > 0; --d) {
+    const Division here = divide(static_cast<int64_t>(turn), walk.size[d]);
+    at += static_cast<uint32_t>(here.remainder) * static_cast<uint32_t>(walk.step[d]);
+    turn = static_cast<uint32_t>(here.quotient);
+  }
+  return walk.rank > 0 ? at + turn * static_cast<uint32_t>(walk.step[0]) : 0;
+}
+
 template <class T>
 struct PermuteElements {
   using Kind = EachElement;
   T* to;
   const T* from;
-  Walk walk;  // through the source, in the order of the target
-  PLIMSOLL_BODY void run(int64_t i) const { to[i] = from[walked(walk, i)]; }
+  Walk walk;    // through the source, in the order of the target
+  bool narrow;  // 32 bits hold every place
+  PLIMSOLL_BODY void run(int64_t i) const {
+    to[i] = from[narrow ? walked_narrow(walk, static_cast<uint32_t>(i)) : walked(walk, i)];
+  }
 };
 
 // A transpose inside other loops. A thread turns a tile of four by four, so that it reads and writes sixteen bytes at
@@ -105,11 +131,13 @@ struct SpreadSteps {
   Divisor step;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), position = divide(element.quotient, length);
-    to[i] = 0;
-    if (position.remainder < begin) return;
-    const Division taken = divide(position.remainder - begin, step);
-    if (taken.remainder != 0 || taken.quotient >= count) return;
-    to[i] = from[(position.quotient * count + taken.quotient) * inner + element.remainder];
+    T value{};
+    if (position.remainder >= begin) {
+      const Division taken = divide(position.remainder - begin, step);
+      if (taken.remainder == 0 && taken.quotient < count)
+        value = from[(position.quotient * count + taken.quotient) * inner + element.remainder];
+    }
+    to[i] = value;
   }
 };
 
@@ -152,7 +180,7 @@ struct TakeRows {
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division element = divide(i, inner), place = divide(element.quotient, count);
     const int64_t row = rows[place.remainder];
-    y[i] = row < 0 ? static_cast<T>(~T{0}) : x[(place.quotient * limit + row) * inner + element.remainder];
+    y[i] = row < 0 ? ones<T>() : x[(place.quotient * limit + row) * inner + element.remainder];
   }
 };
 
@@ -259,7 +287,7 @@ struct GatherElements {
   Walk walk;            // through x, in the order of y, the axis standing still
   PLIMSOLL_BODY void run(int64_t i) const {
     const int64_t index = index_at(indices, wide, i);
-    y[i] = index < 0 || index >= limit ? static_cast<T>(~T{0}) : x[walked(walk, i) + index * step];
+    y[i] = index < 0 || index >= limit ? ones<T>() : x[walked(walk, i) + index * step];
   }
 };
 // A thread adds up a line along the axis; dx is zero before.
