@@ -14,16 +14,17 @@ constexpr int64_t kUsualLogits = int64_t{64} << 20;
 
 // Tensor cores want rows of logits to begin at such a multiple, and vocabularies end anywhere.
 constexpr int64_t kStrideOfLogits = 32;
-// They also want whole fours of classes, so products are made for a multiple of kWhole, and thin ones for the rest. Parts then
+// They also want whole fours of classes, so products are made for a multiple of kClassesTogether, and thin ones for the rest. Parts then
 // begin at multiples of 64 bytes, as tensors do.
-constexpr int64_t kWhole = 16, kLeastDivided = 1024;
+constexpr int64_t kClassesTogether = 16, kLeastDivided = 1024;
 
 struct LinearSizes {
   int64_t rows = 0, width = 0, classes = 0;
   bool transposed = false;  // the weights are [width, classes]
   int64_t divided() const {
-    return transposed || width % 4 != 0 || classes % 4 == 0 || classes < kLeastDivided ? classes
-                                                                                       : classes / kWhole * kWhole;
+    return transposed || width % 4 != 0 || classes % 4 == 0 || classes < kLeastDivided
+               ? classes
+               : classes / kClassesTogether * kClassesTogether;
   }
   int64_t stride() const { return (classes + kStrideOfLogits - 1) / kStrideOfLogits * kStrideOfLogits; }
 };
