@@ -308,26 +308,19 @@ class AttentionBackwardKernel final : public AttentionBase {
 
 class AttentionTilesBase : public AttentionInputs {
  public:
-  AttentionTilesBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel, bool takes)
-      : AttentionInputs(context, graph, op), tf32_(kernel.ends_with(kTf32)) {
-    if (!is_tiles(kernel) || !takes || (tf32_ && !rounds(context))) throw_no_kernel(op, kernel);
-  }
+  AttentionTilesBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionInputs(context, graph, op), tf32_(kernel.ends_with(kTf32)) {}
   static bool is_tiles(std::string_view kernel) {
     return kernel == kTiles || (kernel.starts_with(kTiles) && kernel.substr(kTiles.size()) == kTf32);
   }
-  // Whether there are tensor cores that multiply so, and the user lets them.
-  static bool rounds(const Context& context) { return context.tf32 && context.capability >= kTf32Capability; }
 
  protected:
   static int64_t width(const Attention& a) { return std::max(a.width, a.value_width); }
   // Whether these bodies, of a width each, take the op on a GPU with so much shared memory.
-  template <template <int, class> class Body>
+  template <template <int, class> class Body, class Products>
   static bool takes(const Attention& a, Bytes shared) {
-    using Narrow = typename Body<64, FullProducts>::Shared;
-    using Wide = typename Body<128, FullProducts>::Shared;
-    static_assert(sizeof(typename Body<64, Tf32Products>::Shared) <= sizeof(Narrow) &&
-                  sizeof(typename Body<128, Tf32Products>::Shared) <= sizeof(Wide));
-    const size_t of_block = width(a) <= 64 ? sizeof(Narrow) : sizeof(Wide);
+    const size_t of_block =
+        width(a) <= 64 ? sizeof(typename Body<64, Products>::Shared) : sizeof(typename Body<128, Products>::Shared);
     return a.queries < kMostTiled && a.keys < kMostTiled && width(a) <= 128 &&
            static_cast<int64_t>(of_block) <= shared.count;
   }
@@ -371,9 +364,10 @@ class AttentionTilesBase : public AttentionInputs {
 class AttentionTilesForwardKernel final : public AttentionTilesBase {
  public:
   AttentionTilesForwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : AttentionTilesBase(context, graph, op, kernel, is_offered(context, graph, op)) {}
-  static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
-    return takes<AttentionTiles>(attention_of(graph, op), context.shared);
+      : AttentionTilesBase(context, graph, op, kernel) {}
+  template <class Products>
+  static bool takes_by(const Context& context, const Graph& graph, const Op& op) {
+    return takes<AttentionTiles, Products>(attention_of(graph, op), context.shared);
   }
 
  private:
@@ -408,16 +402,17 @@ class AttentionTilesForwardKernel final : public AttentionTilesBase {
 class AttentionTilesBackwardKernel final : public AttentionTilesBase {
  public:
   AttentionTilesBackwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : AttentionTilesBase(context, graph, op, kernel, is_offered(context, graph, op)) {
+      : AttentionTilesBase(context, graph, op, kernel) {
     const int64_t rows = a_.query_heads() * a_.queries;
     dots_at_ = adds_mask() ? attention_aligned(rows * static_cast<int64_t>(sizeof(TileRow))) : 0;
     workspace_bytes_ = Bytes{dots_at_ + attention_aligned(rows * static_cast<int64_t>(sizeof(float)))};
   }
   // Not where the mask wants a gradient.
-  static bool is_offered(const Context& context, const Graph& graph, const Op& op) {
+  template <class Products>
+  static bool takes_by(const Context& context, const Graph& graph, const Op& op) {
     const Attention a = attention_of(graph, op);
-    return op.outputs.size() == 3 && takes<AttentionTilesQueries>(a, context.shared) &&
-           takes<AttentionTilesKeys>(a, context.shared) && takes<AttentionTiles>(a, context.shared);
+    return op.outputs.size() == 3 && takes<AttentionTilesQueries, Products>(a, context.shared) &&
+           takes<AttentionTilesKeys, Products>(a, context.shared) && takes<AttentionTiles, Products>(a, context.shared);
   }
 
  private:
@@ -470,9 +465,19 @@ std::unique_ptr<Kernel> make_attention(const Context& context, const Graph& grap
   require_f32(graph, op);
   return std::make_unique<K>(context, graph, op, kernel);
 }
+// Tensor cores only where the GPU has them and the user lets them round.
+template <class Tiles>
+bool is_offered(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+  if (!kernel.ends_with(kTf32)) return Tiles::template takes_by<FullProducts>(context, graph, op);
+  return context.tf32 && context.capability >= kTf32Capability &&
+         Tiles::template takes_by<Tf32Products>(context, graph, op);
+}
 template <class K, class Tiles>
 std::unique_ptr<Kernel> make_either(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
-  if (Tiles::is_tiles(kernel)) return make_attention<Tiles>(context, graph, op, kernel);
+  if (Tiles::is_tiles(kernel)) {
+    if (!is_offered<Tiles>(context, graph, op, kernel)) throw_no_kernel(op, kernel);
+    return make_attention<Tiles>(context, graph, op, kernel);
+  }
   return make_attention<K>(context, graph, op, kernel);
 }
 
@@ -492,9 +497,8 @@ std::vector<KernelSpec> attention_specs(const Context& context, const Graph& gra
     list.back().exact = !name.ends_with(kTf32);
     list.back().estimate = {.efficiency = efficiency};
   };
-  if (Tiles::is_offered(context, graph, op)) {
-    if (Tiles::rounds(context)) add(std::string(kTiles) + std::string(kTf32), kTf32Speed * 0.6);
-    add(std::string(kTiles), 0.6);
+  for (const std::string& name : {std::string(kTiles) + std::string(kTf32), std::string(kTiles)}) {
+    if (is_offered<Tiles>(context, graph, op, name)) add(name, name.ends_with(kTf32) ? kTf32Speed * 0.6 : 0.6);
   }
   if (context.tf32) add(std::string(kAttention) + std::string(kTf32), kTf32Speed * 0.5);
   add(std::string(kAttention), 0.5);

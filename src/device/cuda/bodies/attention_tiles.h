@@ -46,8 +46,19 @@ struct TileScores {
     return s > last_query(l, rows) + right || s + columns - 1 < l - left;
   }
   PLIMSOLL_BODY bool is_plain(int l, int rows, int s, int columns) const {
-    return mask.allowed == nullptr && mask.added == nullptr && documents == nullptr && s + columns <= keys &&
-           s + columns - 1 <= l + right && s >= last_query(l, rows) - left;
+    return !has_biases() && s + columns <= keys && s + columns - 1 <= l + right && s >= last_query(l, rows) - left;
+  }
+  // Whether more than its place decides what a query sees; then tiles have biases.
+  PLIMSOLL_BODY bool has_biases() const {
+    return mask.allowed != nullptr || mask.added != nullptr || documents != nullptr;
+  }
+  // By its place: keys from the first to the last.
+  struct Seen {
+    int first, last;
+    PLIMSOLL_BODY bool has(int key) const { return key >= first && key <= last; }
+  };
+  PLIMSOLL_BODY Seen seen_by(int query) const {
+    return {query - left, query >= queries ? -1 : query + right < keys ? query + right : keys - 1};
   }
 };
 
@@ -65,12 +76,13 @@ PLIMSOLL_BODY void fill_biases(Tile<kRows, kKeys>& biases, const TileScores& sco
   PLIMSOLL_UNROLL(1)
   for (int i = thread; i < kRows * kKeys / 4; i += kThreads) {
     const int row = i / (kKeys / 4), column = i % (kKeys / 4) * 4, query = l + row;
+    const TileScores::Seen seen = scores.seen_by(query);
     Four four;
     PLIMSOLL_UNROLL_ALL
     for (int k = 0; k < 4; ++k) {
       const int key = s + column + k;
       float bias = 0;
-      if (query >= scores.queries || key >= scores.keys || key > query + scores.right || key < query - scores.left) {
+      if (!seen.has(key)) {
         bias = -INFINITY;
       } else {
         const int64_t at = first + query * mask.to_row + key * mask.to_column;
@@ -100,7 +112,7 @@ template <int kThreads, int kRows, int kKeys>
 PLIMSOLL_BODY void fill_kept(TileKept<kRows, kKeys>& kept, const TileScores& scores, int64_t head, int l, int s,
                              int thread) {
   const int64_t first = first_draw(scores.dropout.stream);
-  PLIMSOLL_UNROLL(1)
+  PLIMSOLL_UNROLL(2)
   for (int i = thread; i < kRows * kKeys / 4; i += kThreads) {
     const int row = i / (kKeys / 4), four = i % (kKeys / 4);
     const int64_t at = first + (head * scores.queries + l + row) * scores.keys + s + 4 * four;
@@ -126,6 +138,18 @@ PLIMSOLL_BODY void scale_scores(float (&v)[kRows][kColumns], const TileScores& s
       PLIMSOLL_UNROLL_ALL
       for (int j = 0; j < kColumns; ++j) v[i][j] = scores.cap * tanhf(v[i][j] * scores.factor);
     }
+  }
+}
+
+// Minus infinity where a query does not see a key by their places.
+template <class Part>
+PLIMSOLL_BODY void hide_unseen(float (&v)[Part::kR][Part::kC], const Part& part, const TileScores& scores, int l,
+                               int s) {
+  PLIMSOLL_UNROLL_ALL
+  for (int i = 0; i < Part::kR; ++i) {
+    const TileScores::Seen seen = scores.seen_by(l + part.row_of(i));
+    PLIMSOLL_UNROLL_ALL
+    for (int j = 0; j < Part::kC; ++j) v[i][j] = seen.has(s + part.column_of(j)) ? v[i][j] : -INFINITY;
   }
 }
 

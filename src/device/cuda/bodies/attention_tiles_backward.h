@@ -59,7 +59,7 @@ struct TileBackward {
   template <int kThreads, int kRows, int kKeys>
   PLIMSOLL_BODY void fill(Tile<kRows, kKeys>& biases, TileKept<kRows, kKeys>& kept, int64_t head, int l, int s,
                           int thread) const {
-    if (!scores.is_plain(l, kRows, s, kKeys)) fill_biases<kThreads>(biases, scores, head, l, s, thread);
+    if (scores.has_biases()) fill_biases<kThreads>(biases, scores, head, l, s, thread);
     if (scores.drops()) fill_kept<kThreads>(kept, scores, head, l, s, thread);
   }
   // Of a scaled score and its bias.
@@ -75,33 +75,62 @@ struct TileBackward {
 };
 
 // In both parts half of a block's threads have a tile's scores, the other half the gradients of its probabilities: each thread
-// so many that it multiplies more than it reads.
-template <class Products, int kTileRows, int kTileKeys>
-struct TileHalves : Products::template RowsByRows<64, kTileRows, kTileKeys> {
-  using Part = typename Products::template RowsByRows<64, kTileRows, kTileKeys>;
+// so many that it multiplies more than it reads. Where products allow that, all threads have both (kBoth).
+template <class Products, int kTileRows, int kTileKeys, bool kHasBoth = Products::kHoldsBoth&& kTileRows >= 64>
+struct TileHalves : Products::template RowsByRows<kHasBoth ? 128 : 64, kTileRows, kTileKeys> {
+  static constexpr bool kBoth = kHasBoth;
   static constexpr int kThreads = 128, kHalf = kThreads / 2, kRows = kTileRows, kKeys = kTileKeys;
-  bool of_scores;
-  PLIMSOLL_BODY explicit TileHalves(int thread) : Part(thread % kHalf), of_scores(thread < kHalf) {}
+  using Part = typename Products::template RowsByRows<kBoth ? kThreads : kHalf, kTileRows, kTileKeys>;
+  bool of_scores, of_gradients;
+  PLIMSOLL_BODY explicit TileHalves(int thread)
+      : Part(kBoth ? thread : thread % kHalf), of_scores(kBoth || thread < kHalf), of_gradients(kBoth || !of_scores) {}
+  // A thread's numbers: scores, or what becomes of them, and gradients.
+  struct Numbers {
+    float score[Part::kR][Part::kC], gradient[kBoth ? Part::kR : 1][Part::kC];
+  };
 };
 
-// Phase 1 of both: `score` is that of half of the threads, which turn it to probabilities and keep it, and the gradient of
-// the other half.
-template <class Halves, class Shared>
-PLIMSOLL_BODY void make_probabilities(float (&score)[Halves::kR][Halves::kC], Shared& shared, const TileBackward& b,
-                                      int l, int s, const Halves& half) {
-  clear(score);
-  half.add(score, half.of_scores ? shared.queries : shared.results, half.of_scores ? shared.keys : shared.values,
-           half.of_scores ? b.heads.depth() : b.heads.value_depth());
+// Phase 1 of both: scores turn to probabilities. Where a thread has both, done(i, j, probability, gradient, slope) says what
+// it keeps of them; else the score, or the gradient, stays, and shared memory has the probabilities.
+template <class Halves, class Shared, class Done>
+PLIMSOLL_BODY void make_probabilities(typename Halves::Numbers& numbers, Shared& shared, const TileBackward& b, int l,
+                                      int s, const Halves& half, const Done& done) {
+  clear(numbers.score);
+  half.add(numbers.score, half.of_scores ? shared.queries : shared.results,
+           half.of_scores ? shared.keys : shared.values, half.of_scores ? b.heads.depth() : b.heads.value_depth());
+  if constexpr (Halves::kBoth) {
+    clear(numbers.gradient);
+    half.add(numbers.gradient, shared.results, shared.values, b.heads.value_depth());
+  }
   if (!half.of_scores) return;
-  scale_scores(score, b.scores);
-  const bool plain = b.scores.is_plain(l, Halves::kRows, s, Halves::kKeys);
+  scale_scores(numbers.score, b.scores);
+  const bool biased = b.scores.has_biases(), plain = b.scores.is_plain(l, Halves::kRows, s, Halves::kKeys);
   PLIMSOLL_UNROLL_ALL
   for (int i = 0; i < Halves::kR; ++i) {
     const float top = shared.tops[half.row_of(i)], log_sum = shared.log_sums[half.row_of(i)];
+    const TileScores::Seen seen = b.scores.seen_by(l + half.row_of(i));
     PLIMSOLL_UNROLL_ALL
     for (int j = 0; j < Halves::kC; ++j) {
       float* const weight = shared.weights.at(half.row_of(i), half.column_of(j));
-      *weight = b.probability(score[i][j], plain ? 0 : *weight, top, log_sum);
+      const float bias = biased ? *weight : plain || seen.has(s + half.column_of(j)) ? 0 : -INFINITY;
+      const float p = b.probability(numbers.score[i][j], bias, top, log_sum);
+      if constexpr (Halves::kBoth) {
+        done(i, j, p, numbers.gradient[i][j], b.inverse_cap == 0 ? 1 : b.slope(numbers.score[i][j]));
+      } else {
+        *weight = p;
+      }
+    }
+  }
+}
+// Where a thread has both, it shows them in phase 2.
+template <class Halves, class Shared>
+PLIMSOLL_BODY void show_both(const typename Halves::Numbers& numbers, Shared& shared, const Halves& half) {
+  PLIMSOLL_UNROLL_ALL
+  for (int i = 0; i < Halves::kR; ++i) {
+    PLIMSOLL_UNROLL_ALL
+    for (int j = 0; j < Halves::kC; ++j) {
+      *shared.weights.at(half.row_of(i), half.column_of(j)) = numbers.score[i][j];
+      *shared.gradients.at(half.row_of(i), half.column_of(j)) = numbers.gradient[i][j];
     }
   }
 }
@@ -126,7 +155,8 @@ struct AttentionTilesQueries {
     TileKept<kRows, kKeys> kept;
   };
   struct State {
-    float score[Halves::kR][Halves::kC], by_gradient[kR][kE], by_weight[kR][kE], dot[Halves::kR];
+    typename Halves::Numbers of_tile;
+    float by_gradient[kR][kE], by_weight[kR][kE], dot[Halves::kR];
   };
 
   float* dq;
@@ -168,18 +198,24 @@ struct AttentionTilesQueries {
       b.load_values<kThreads>(shared.values, key_head, s, thread);
       b.fill<kThreads>(shared.weights, shared.kept, at.head, at.l, s, thread);
     } else if constexpr (kPhase == 1) {
-      make_probabilities(state.score, shared, b, at.l, s, half);
+      make_probabilities(state.of_tile, shared, b, at.l, s, half,
+                         [&](int i, int j, float p, float gradient, float slope) {
+                           gradient = p * left(shared, half, i, j, gradient);
+                           state.dot[i] += gradient;
+                           state.of_tile.score[i][j] = p * slope, state.of_tile.gradient[i][j] = gradient * slope;
+                         });
+    } else if constexpr (kPhase == 2 && Halves::kBoth) {
+      show_both(state.of_tile, shared, half);
+    } else if constexpr (kPhase == 3 && Halves::kBoth) {
+      return;
     } else if constexpr (kPhase == 2) {
       if (half.of_scores) return;
-      const bool drops = b.scores.drops();
       PLIMSOLL_UNROLL_ALL
       for (int i = 0; i < Halves::kR; ++i) {
         PLIMSOLL_UNROLL_ALL
         for (int j = 0; j < Halves::kC; ++j) {
           const int r = half.row_of(i), c = half.column_of(j);
-          float gradient = state.score[i][j];
-          if (drops) gradient = shared.kept.is(r, c) ? gradient * b.scores.dropout.scale : 0;
-          gradient *= *shared.weights.at(r, c);
+          const float gradient = *shared.weights.at(r, c) * left(shared, half, i, j, state.of_tile.score[i][j]);
           state.dot[i] += gradient;
           *shared.gradients.at(r, c) = gradient;
         }
@@ -190,7 +226,7 @@ struct AttentionTilesQueries {
       for (int i = 0; i < Halves::kR; ++i) {
         PLIMSOLL_UNROLL_ALL
         for (int j = 0; j < Halves::kC; ++j) {
-          const float slope = b.slope(state.score[i][j]);
+          const float slope = b.slope(state.of_tile.score[i][j]);
           *shared.weights.at(half.row_of(i), half.column_of(j)) *= slope;
           *shared.gradients.at(half.row_of(i), half.column_of(j)) *= slope;
         }
@@ -203,7 +239,7 @@ struct AttentionTilesQueries {
   PLIMSOLL_BODY void finish(int64_t block, int thread, State& state, Shared& shared) const {
     if constexpr (kFinish == 0) {
       const Halves half(thread);
-      if (half.of_scores) return;
+      if (!half.of_gradients) return;
       PLIMSOLL_UNROLL_ALL
       for (int i = 0; i < Halves::kR; ++i) *shared.weights.at(half.row_of(i), half.across) = state.dot[i];
     } else {
@@ -224,6 +260,13 @@ struct AttentionTilesQueries {
                   b.fixed && shared.tops[r] == INFINITY ? 0 : b.scale, b.heads.width, b.heads.by_four);
       }
     }
+  }
+
+ private:
+  // What dropout leaves of the gradient of a probability.
+  PLIMSOLL_BODY float left(const Shared& shared, const Halves& half, int i, int j, float gradient) const {
+    if (!b.scores.drops()) return gradient;
+    return shared.kept.is(half.row_of(i), half.column_of(j)) ? gradient * b.scores.dropout.scale : 0;
   }
 };
 
@@ -247,7 +290,8 @@ struct AttentionTilesKeys {
     TileKept<kRows, kKeys> kept;
   };
   struct State {
-    float score[Halves::kR][Halves::kC], out[Results::kR][Results::kC];
+    typename Halves::Numbers of_tile;
+    float out[Results::kR][Results::kC];
   };
 
   float* dk;
@@ -299,26 +343,25 @@ struct AttentionTilesKeys {
             here.l + thread < b.scores.queries ? dots[here.head * b.scores.queries + here.l + thread] : 0;
       b.fill<kThreads>(shared.weights, shared.kept, here.head, here.l, at.s, thread);
     } else if constexpr (kPhase == 1) {
-      make_probabilities(state.score, shared, b, here.l, at.s, half);
+      make_probabilities(
+          state.of_tile, shared, b, here.l, at.s, half, [&](int i, int j, float p, float gradient, float slope) {
+            const Both both = both_of(shared, half, i, j, p, gradient);
+            state.of_tile.score[i][j] = both.weight, state.of_tile.gradient[i][j] = both.gradient * slope;
+          });
+    } else if constexpr (kPhase == 2 && Halves::kBoth) {
+      show_both(state.of_tile, shared, half);
+    } else if constexpr (kPhase == 3 && Halves::kBoth) {
+      return;
     } else if constexpr (kPhase == 2) {
       if (half.of_scores) return;
-      const bool drops = b.scores.drops();
       PLIMSOLL_UNROLL_ALL
       for (int i = 0; i < Halves::kR; ++i) {
-        const float dot = shared.dots[half.row_of(i)];
-        const bool fixed = b.fixed && shared.tops[half.row_of(i)] == INFINITY;
         PLIMSOLL_UNROLL_ALL
         for (int j = 0; j < Halves::kC; ++j) {
-          const int r = half.row_of(i), c = half.column_of(j);
-          float* const weight = shared.weights.at(r, c);
-          const float p = *weight;
-          float gradient = state.score[i][j];
-          if (drops) {
-            const float factor = shared.kept.is(r, c) ? b.scores.dropout.scale : 0;
-            gradient *= factor;
-            *weight = p * factor;
-          }
-          *shared.gradients.at(r, c) = fixed ? 0 : p * (gradient - dot);
+          float* const weight = shared.weights.at(half.row_of(i), half.column_of(j));
+          const Both both = both_of(shared, half, i, j, *weight, state.of_tile.score[i][j]);
+          *weight = both.weight;
+          *shared.gradients.at(half.row_of(i), half.column_of(j)) = both.gradient;
         }
       }
     } else if constexpr (kPhase == 3) {
@@ -327,28 +370,41 @@ struct AttentionTilesKeys {
       for (int i = 0; i < Halves::kR; ++i) {
         PLIMSOLL_UNROLL_ALL
         for (int j = 0; j < Halves::kC; ++j)
-          *shared.gradients.at(half.row_of(i), half.column_of(j)) *= b.slope(state.score[i][j]);
+          *shared.gradients.at(half.row_of(i), half.column_of(j)) *= b.slope(state.of_tile.score[i][j]);
       }
     } else {
+      const bool of_values = has_values(thread);
       Results(thread % Halves::kHalf)
-          .add(state.out, half.of_scores ? shared.weights : shared.gradients,
-               half.of_scores ? shared.results : shared.queries);
+          .add(state.out, of_values ? shared.weights : shared.gradients, of_values ? shared.results : shared.queries);
     }
   }
   template <int>
   PLIMSOLL_BODY void finish(int64_t block, int thread, State& state, Shared&) const {
     const Spot at = spot(block);
     const Results part(thread % Halves::kHalf);
-    const Halves half(thread);
-    const int width = half.of_scores ? b.heads.value_width : b.heads.width;
-    float* const to = half.of_scores ? dv : dk;
+    const bool of_values = has_values(thread);
+    const int width = of_values ? b.heads.value_width : b.heads.width;
+    float* const to = of_values ? dv : dk;
     PLIMSOLL_UNROLL_ALL
     for (int i = 0; i < Results::kR; ++i) {
       const int key = at.s + part.row_of(i);
       if (key >= b.scores.keys) continue;
-      store_row(to + (at.key_head * b.scores.keys + key) * width, part, state.out, i, half.of_scores ? 1 : b.scale,
-                width, half.of_scores ? b.heads.values_by_four : b.heads.by_four);
+      store_row(to + (at.key_head * b.scores.keys + key) * width, part, state.out, i, of_values ? 1 : b.scale, width,
+                of_values ? b.heads.values_by_four : b.heads.by_four);
     }
+  }
+
+ private:
+  PLIMSOLL_BODY static bool has_values(int thread) { return thread < Halves::kHalf; }
+  // What dropout leaves of a probability, and the gradient of its score.
+  struct Both {
+    float weight, gradient;
+  };
+  PLIMSOLL_BODY Both both_of(const Shared& shared, const Halves& half, int i, int j, float p, float gradient) const {
+    const int r = half.row_of(i);
+    const float factor = !b.scores.drops() ? 1 : shared.kept.is(r, half.column_of(j)) ? b.scores.dropout.scale : 0;
+    const bool fixed = b.fixed && shared.tops[r] == INFINITY;
+    return {p * factor, fixed ? 0 : p * (gradient * factor - shared.dots[r])};
   }
 };
 

@@ -14,9 +14,17 @@ struct AttentionTiles {
   using Scores = typename Products::template RowsByRows<kThreads, kRows, kKeys>;
   using Results = typename Products::template RowsByColumns<kThreads, kRows, kWidth, kKeys>;
   static constexpr int kR = Scores::kR, kC = Scores::kC, kE = Results::kC, kAcross = Scores::kAcross;
+  // Where there is room for both, values are loaded while scores are computed, and the next keys while results are.
+  static constexpr bool kAhead = Products::kLoadsAhead && kWidth <= 64;
+  struct Apart {
+    Tile<kKeys, kWidth> keys, values;
+  };
+  union InTurn {
+    Tile<kKeys, kWidth> keys, values;
+  };
   struct Shared {
     Tile<kRows, kWidth> queries;
-    Tile<kKeys, kWidth> others;       // keys, then values
+    std::conditional_t<kAhead, Apart, InTurn> others;
     Tile<kRows, kKeys> weights;       // biases, then probabilities
     float by_thread[kRows][kAcross];  // of a row: the largest score that each thread has; at last sums
     TileKept<kRows, kKeys> kept;
@@ -49,10 +57,24 @@ struct AttentionTiles {
   PLIMSOLL_BODY bool skips(int64_t block, int round) const {
     return scores.is_outside(spot(block).l, kRows, round * kKeys, kKeys);
   }
+  // Of the first round from this one on that is not skipped, if there is one.
+  PLIMSOLL_BODY void load_keys(const Spot& at, int round, int thread, Shared& shared) const {
+    while (round < rounds(0) && scores.is_outside(at.l, kRows, round * kKeys, kKeys)) ++round;
+    const int s = round * kKeys;
+    if (s >= scores.keys) return;
+    load_tile<kThreads>(shared.others.keys, k + (heads.key_head(at.head) * scores.keys + s) * heads.width,
+                        scores.keys - s, heads.width, heads.by_four, thread);
+  }
+  PLIMSOLL_BODY void load_values(const Spot& at, int round, int thread, Shared& shared) const {
+    const int s = round * kKeys;
+    load_tile<kThreads>(shared.others.values, v + (heads.key_head(at.head) * scores.keys + s) * heads.value_width,
+                        scores.keys - s, heads.value_width, heads.values_by_four, thread);
+  }
   PLIMSOLL_BODY void begin(int64_t block, int thread, State& state, Shared& shared) const {
     const Spot at = spot(block);
     load_tile<kThreads>(shared.queries, q + (at.head * scores.queries + at.l) * heads.width, scores.queries - at.l,
                         heads.width, heads.by_four, thread);
+    if (kAhead) load_keys(at, 0, thread, shared);
     clear(state.out);
     PLIMSOLL_UNROLL_ALL
     for (int i = 0; i < kR; ++i) state.top[i] = -INFINITY, state.sum[i] = 0;
@@ -63,21 +85,22 @@ struct AttentionTiles {
     const Scores part(thread);
     const int s = round * kKeys;
     if constexpr (kPhase == 0) {
-      load_tile<kThreads>(shared.others, k + (heads.key_head(at.head) * scores.keys + s) * heads.width, scores.keys - s,
-                          heads.width, heads.by_four, thread);
-      if (!scores.is_plain(at.l, kRows, s, kKeys))
-        fill_biases<kThreads>(shared.weights, scores, at.head, at.l, s, thread);
+      if (!kAhead) load_keys(at, round, thread, shared);
+      if (scores.has_biases()) fill_biases<kThreads>(shared.weights, scores, at.head, at.l, s, thread);
       if (scores.drops()) fill_kept<kThreads>(shared.kept, scores, at.head, at.l, s, thread);
     } else if constexpr (kPhase == 1) {
+      if (kAhead && rows == nullptr) load_values(at, round, thread, shared);
       clear(state.score);
-      part.add(state.score, shared.queries, shared.others, heads.depth());
+      part.add(state.score, shared.queries, shared.others.keys, heads.depth());
       scale_scores(state.score, scores);
-      if (!scores.is_plain(at.l, kRows, s, kKeys)) {
+      if (scores.has_biases()) {
         PLIMSOLL_UNROLL_ALL
         for (int i = 0; i < kR; ++i) {
           PLIMSOLL_UNROLL_ALL
           for (int j = 0; j < kC; ++j) state.score[i][j] += *shared.weights.at(part.row_of(i), part.column_of(j));
         }
+      } else if (!scores.is_plain(at.l, kRows, s, kKeys)) {
+        hide_unseen(state.score, part, scores, at.l, s);
       }
       PLIMSOLL_UNROLL_ALL
       for (int i = 0; i < kR; ++i) {
@@ -87,10 +110,7 @@ struct AttentionTiles {
         shared.by_thread[part.row_of(i)][part.across] = top;
       }
     } else if constexpr (kPhase == 2) {
-      if (rows == nullptr) {
-        load_tile<kThreads>(shared.others, v + (heads.key_head(at.head) * scores.keys + s) * heads.value_width,
-                            scores.keys - s, heads.value_width, heads.values_by_four, thread);
-      }
+      if (!kAhead && rows == nullptr) load_values(at, round, thread, shared);
       PLIMSOLL_UNROLL_ALL
       for (int i = 0; i < kR; ++i) {
         float top = state.top[i];
@@ -124,8 +144,9 @@ struct AttentionTiles {
         }
       }
     } else {
+      if (kAhead) load_keys(at, round + 1, thread, shared);
       if (rows != nullptr) return;
-      Results(thread).add_own(state.out, state.score, shared.weights, shared.others);
+      Results(thread).add_own(state.out, state.score, shared.weights, shared.others.values);
     }
   }
   template <int kFinish>

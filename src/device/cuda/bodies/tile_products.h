@@ -6,8 +6,8 @@
 //   RowsByColumns      out[r][c] += sum over e of a[r][e] b[e][c]
 //   ColumnsByColumns   out[r][c] += sum over e of a[e][r] b[e][c]
 //
-// FullProducts multiplies in f32. Tf32Products rounds factors to 10 bits behind the point and goes by tensor cores; the host
-// multiplies the same factors.
+// FullProducts multiplies in f32. Tf32Products goes by tensor cores, which see 10 bits behind a factor's point and no more; the
+// host multiplies the same factors.
 #pragma once
 
 #include <cstring>
@@ -21,6 +21,9 @@ inline constexpr int kMostUnrolled = 512;  // multiplications in a row: what a G
 // A thread's rows and columns lie apart from each other, so that its neighbours read what lies next to what it reads: one here
 // and there, or fours.
 struct FullProducts {
+  // What bodies make of the room that they have.
+  static constexpr bool kLoadsAhead = false;  // shared memory: tiles are loaded before they are needed
+  static constexpr bool kHoldsBoth = false;   // registers: a thread has its scores and their gradients at once
   template <int kThreads, int kRows, int kColumns, bool kRowsByFour, bool kColumnsByFour>
   struct Part {
     static constexpr int kAcross = 8, kDown = kThreads / kAcross, kTogether = 4;
@@ -153,6 +156,7 @@ struct FullProducts {
 // elements come together is free as long as both factors say the same: of columns they are neighbours, since those of
 // rows that lie apart would be in the same banks.
 struct Tf32Products {
+  static constexpr bool kLoadsAhead = true, kHoldsBoth = true;
   template <int kThreads, int kRows, int kColumns>
   struct Part {
     static constexpr int kWarps = kThreads / 32, kTall = kRows / kWarps / 16, kWide = kColumns / 8;
@@ -165,20 +169,16 @@ struct Tf32Products {
     PLIMSOLL_BODY int column_of(int j) const { return j / 2 * 8 + across * 2 + j % 2; }
   };
 
-  // The nearest number that tensor cores see whole, of two the larger.
-  PLIMSOLL_BODY static float rounded(float x) {
+  // What tensor cores see of a factor, as for cuBLASLt's products on a GPU of compute capability 9.0.
+  PLIMSOLL_BODY static float seen(float x) {
     uint32_t bits;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#else
     memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7F800000U) != 0x7F800000U) bits = (bits + 0x1000U) & 0xFFFFE000U;  // not of infinities, nor of NaN
-#endif
+    bits &= 0xFFFFE000U;
     memcpy(&x, &bits, sizeof bits);
     return x;
   }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  __device__ __forceinline__ static uint32_t bits_of(float x) { return __float_as_uint(rounded(x)); }
+  __device__ __forceinline__ static uint32_t bits_of(float x) { return __float_as_uint(x); }
   template <class P>
   __device__ __forceinline__ static void add_fragment(float (&out)[P::kR][P::kC], const uint32_t (&left)[P::kTall][4],
                                                       uint32_t low, uint32_t high, int wide) {
@@ -222,7 +222,7 @@ struct Tf32Products {
     for (int i = 0; i < P::kR; ++i) {
       for (int j = 0; j < P::kC; ++j) {
         const int row = part.row_of(i), column = part.column_of(j);
-        for (int e = 0; e < depth; ++e) out[i][j] += rounded(*a(row, e)) * rounded(*b(column, e));
+        for (int e = 0; e < depth; ++e) out[i][j] += seen(*a(row, e)) * seen(*b(column, e));
       }
     }
 #endif
