@@ -74,6 +74,23 @@ void CudaKernel::run() {
   work();
 }
 
+bool CudaKernel::sum_rows_of(int64_t number, const int64_t* numbers, const float* x, const Pieces& pieces, double* sums,
+                             float* totals) const {
+  const std::optional<ColumnCut> cut = column_cut(pieces.image);
+  if (!cut || !lie_by_four(x)) return false;
+  launch(SumColumns{.x = x, .cut = *cut, .sums = sums, .numbers = numbers, .number = number},
+         cut->pieces * cut->strips);
+  launch(ColumnTotals{.first = totals,
+                      .second = nullptr,
+                      .sums = sums,
+                      .columns = cut->columns,
+                      .split = cut->columns,
+                      .pieces = cut->pieces,
+                      .adds = false},
+         blocks_of_totals(cut->columns));
+  return true;
+}
+
 void CudaKernel::sum_values(const float* x, const Pieces& pieces, void* sums, float* totals, bool adds) const {
   if (const std::optional<ColumnCut> cut = column_cut(pieces.image); cut && lie_by_four(x)) {
     auto* const of_columns = static_cast<double*>(sums);

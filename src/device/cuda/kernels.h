@@ -111,6 +111,9 @@ class CudaKernel : public Kernel {
   }
   // Sums of the values of each channel, cut by pieces_of_values, to the totals or, where it `adds`, to what they hold.
   void sum_values(const float* x, const Pieces& pieces, void* sums, float* totals, bool adds = false) const;
+  // The same of those rows alone that have this number. False, and nothing is asked for, where rows do not lie by fours.
+  bool sum_rows_of(int64_t number, const int64_t* numbers, const float* x, const Pieces& pieces, double* sums,
+                   float* totals) const;
   Door& door() const { return *door_; }
   template <class T = float>
   const T* input(size_t i) const {

@@ -229,6 +229,11 @@ class ReduceOnCuda final : public CudaKernel {
     // Neighbours in memory are of one result, and there are enough of them for a block.
     rows_ = !order.empty() && reduced[innermost(x, order)] && source_.elements >= kBlock / 4;
     if (rows_) return;
+    if (sums_columns()) {
+      columns_ = pieces_of_values({.n = source_.elements, .c = results_, .to_n = results_, .to_c = 1});
+      workspace_bytes_ = room_for(*columns_);
+      return;
+    }
     fours_ = lies_by_four(source_) && results_ % 4 == 0;
     const int64_t enough = 1 << (fours_ ? 18 : 17), least = 16;  // threads that fill a GPU, elements worth one
     pieces_ = std::clamp<int64_t>(std::min(source_.elements / least, enough / results_), 1, 1024);
@@ -242,6 +247,16 @@ class ReduceOnCuda final : public CudaKernel {
   }
 
  private:
+  // Whether it is a sum over the rows of a matrix, enough of them.
+  bool sums_columns() const {
+    constexpr int64_t kLeastRows = 64;
+    const auto is_one = [](const WalkSizes& sizes, const WalkSteps& steps, int64_t step) {
+      return sizes.count == 1 && steps.step[0] == step;
+    };
+    return source_.by == ReduceBy::sum && share_ == 1 && source_.dtype == Number::f32 &&
+           source_.elements >= kLeastRows && results_ % 4 == 0 && is_one(source_.kept, source_.kept_steps, 1) &&
+           to_.step[0] == 1 && is_one(source_.summed, source_.summed_steps, results_);
+  }
   static size_t innermost(const Tensor& x, const std::vector<size_t>& order) {
     for (size_t i = order.size(); i-- > 0;) {
       if (x.shape[order[i]] != 1) return order[i];
@@ -273,6 +288,7 @@ class ReduceOnCuda final : public CudaKernel {
     ReduceSource source = source_;
     source.x = input<void>(0);
     if (rows_) return launch(ReduceRows{output(0), source, to_, share_}, results_);
+    if (columns_) return sum_values(input(0), *columns_, scratch<SumPair>(), output(0));
     launch(ReducePieces{scratch<double>(), source, results_, length_, fours_}, results_ * pieces_);
     launch(ReduceTotals{output(0), scratch<double>(), source.by, source.kept, to_, results_, pieces_, share_},
            results_);
@@ -283,6 +299,7 @@ class ReduceOnCuda final : public CudaKernel {
   int64_t results_ = 1, pieces_ = 1, length_ = 1;
   double share_ = 1;
   bool rows_ = false, fours_ = false;
+  std::optional<Pieces> columns_;
 };
 
 std::vector<KernelSpec> reduce_cuda_specs(const Context& context, const Graph& graph, const Op& op,

@@ -14,7 +14,10 @@ namespace {
 
 bool is_wide(const Tensor& indices) { return indices.dtype == DType::i64; }
 
-// The workspace: a row for each place; in backward ops the lists of places by row of x.
+// A table of few rows gets its gradient by sums over all places for each row, since a list of most of them is long.
+constexpr int64_t kFewRows = 8, kManyPlaces = 256;
+
+// The workspace: a row for each place; in backward ops the lists of places by row of x, or sums.
 struct TakePlan {
   Take take;
   MakeRows rows{};
@@ -23,8 +26,15 @@ struct TakePlan {
 
   int64_t head_at() const { return take.count * static_cast<int64_t>(sizeof(int64_t)); }
   int64_t next_at() const { return head_at() + take.limit * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t sums_at() const { return (head_at() + 255) / 256 * 256; }
+  bool has_few_rows() const { return take.outer == 1 && take.limit <= kFewRows && take.count >= kManyPlaces; }
+  Pieces gradient() const {
+    return pieces_of_values({.n = take.count, .c = take.inner, .to_n = take.inner, .to_c = 1});
+  }
   Bytes workspace(bool backward) const {
-    return {backward ? next_at() + take.count * static_cast<int64_t>(sizeof(int32_t)) : head_at()};
+    if (!backward) return {head_at()};
+    const Bytes lists{next_at() + take.count * static_cast<int64_t>(sizeof(int32_t))};
+    return has_few_rows() ? std::max(lists, Bytes{sums_at()} + room_for(gradient())) : lists;
   }
 };
 
@@ -87,6 +97,7 @@ class TakeKernel final : public CudaKernel {
     for (int k = 0; k < rows.tensors; ++k) rows.of[k].indices = input<void>(1 + static_cast<size_t>(k));
     launch(rows, take.count);
     if constexpr (kBackward) {
+      if (plan_.has_few_rows() && sum_each_row(rows.rows)) return;
       int32_t* const head = scratch<int32_t>(plan_.head_at());
       int32_t* const next = scratch<int32_t>(plan_.next_at());
       link_rows({.rows = rows.rows, .count = take.count, .padding = plan_.padding}, take.limit, head, next);
@@ -112,6 +123,19 @@ class TakeKernel final : public CudaKernel {
                take.outer * take.count * inner);
       });
     }
+  }
+
+  bool sum_each_row(const int64_t* rows) const {
+    const int64_t width = plan_.take.inner;
+    for (int64_t row = 0; row < plan_.take.limit; ++row) {
+      float* const dx = output(0) + row * width;
+      if (row == plan_.padding) {
+        door().fill(Queue::compute, dx, 0, static_cast<size_t>(width) * sizeof(float));
+      } else if (!sum_rows_of(row, rows, input(0), plan_.gradient(), scratch<double>(plan_.sums_at()), dx)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   TakePlan plan_;

@@ -169,8 +169,13 @@ struct SumColumns {
   struct State {};
   const float* x;
   ColumnCut cut;
-  double* sums;  // [piece][column]
+  double* sums;                      // [piece][column]
+  const int64_t* numbers = nullptr;  // of rows: those that have `number` count; or null: all do
+  int64_t number = 0;
 
+  PLIMSOLL_BODY bool counts(int64_t row, int64_t end) const {
+    return row < end && (numbers == nullptr || numbers[row] == number);
+  }
   PLIMSOLL_BODY int across() const { return 1 << cut.shift; }
   PLIMSOLL_BODY int rounds(int64_t) const { return 0; }
   PLIMSOLL_BODY bool skips(int64_t, int) const { return false; }
@@ -188,7 +193,7 @@ struct SumColumns {
         Four four[kTogether];
         PLIMSOLL_UNROLL_ALL
         for (int u = 0; u < kTogether; ++u) {
-          four[u] = row + u * down < end ? load_four(at) : Four{{0, 0, 0, 0}};
+          four[u] = counts(row + u * down, end) ? load_four(at) : Four{{0, 0, 0, 0}};
           at += step;
         }
         PLIMSOLL_UNROLL_ALL
