@@ -22,6 +22,8 @@ constexpr LayoutFamily kFamilies[] = {LayoutFamily::plain, LayoutFamily::channel
 constexpr std::string_view kTf32 = "+tf32";
 // With convolutions by engines of cuDNN's graph API, which alone are judged: beside them "own:direct" is not offered.
 constexpr std::string_view kByEngines = "cuda_on_the_host_by_engines";
+// Whose blocks have as much shared memory as those of compute capability 8.6, 8.9 and 12.0.
+constexpr std::string_view kOfLittleShared = "cuda_on_the_host_of_99_KiB";
 
 std::set<std::string> known_types() {
   std::set<std::string> names;
@@ -52,6 +54,7 @@ std::shared_ptr<const Device> open(const std::string& name) {
   if (name.starts_with("cuda_on_the_host")) {
     const auto door = std::make_shared<plimsoll::testing::FakeDoor>(kSeed);
     if (name != kByEngines) door->cudnn().leave_out_engines();
+    if (name == kOfLittleShared) door->share({99 * 1024});
     return cuda::open_behind(door, "cuda:0", true);
   }
   static auto& devices = *new std::map<std::string, std::shared_ptr<const Device>>;  // CUDA is gone before statics are
@@ -156,6 +159,10 @@ INSTANTIATE_TEST_SUITE_P(Engines, Conformance,
                                             ::testing::Values("ConvForward", "ConvBackwardData", "ConvBackwardWeights",
                                                               "ConvTransposeForward", "ConvTransposeBackwardData",
                                                               "ConvTransposeBackwardWeights")),
+                         device_and_type);
+INSTANTIATE_TEST_SUITE_P(LittleShared, Conformance,
+                         ::testing::Combine(::testing::Values(std::string(kOfLittleShared)),
+                                            ::testing::Values("AttentionForward", "AttentionBackward")),
                          device_and_type);
 INSTANTIATE_TEST_SUITE_P(Devices, KernelNames,
                          ::testing::Combine(::testing::ValuesIn(device_names()),

@@ -109,6 +109,8 @@ TEST(CudaAttention, GoesByTensorCoresWhereTheUserLetsIt) {
   const auto names = [&](bool tf32) { return kernels_of(*cuda::open_behind(door, "cuda:0", tf32), graph, 1); };
   EXPECT_EQ(names(true), (Names{"own:tiles:tf32", "own:tiles", "cublaslt:tf32", "cublaslt"}));
   EXPECT_EQ(names(false), (Names{"own:tiles", "cublaslt"}));
+  door->share({99 * 1024});
+  EXPECT_EQ(names(true), (Names{"own:tiles:tf32", "own:tiles", "cublaslt:tf32", "cublaslt"}));
   door->be_of_capability(7, 5);
   EXPECT_EQ(names(true), (Names{"own:tiles", "cublaslt:tf32", "cublaslt"}));
 }

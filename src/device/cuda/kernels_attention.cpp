@@ -309,7 +309,9 @@ class AttentionBackwardKernel final : public AttentionBase {
 class AttentionTilesBase : public AttentionInputs {
  public:
   AttentionTilesBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : AttentionInputs(context, graph, op), tf32_(kernel.ends_with(kTf32)) {}
+      : AttentionInputs(context, graph, op),
+        tf32_(kernel.ends_with(kTf32)),
+        loads_ahead_(has_room<AttentionTiles<64, Tf32Products>>(context.shared)) {}
   static bool is_tiles(std::string_view kernel) {
     return kernel == kTiles || (kernel.starts_with(kTiles) && kernel.substr(kTiles.size()) == kTf32);
   }
@@ -317,12 +319,35 @@ class AttentionTilesBase : public AttentionInputs {
  protected:
   static int64_t width(const Attention& a) { return std::max(a.width, a.value_width); }
   // Whether these bodies, of a width each, take the op on a GPU with so much shared memory.
-  template <template <int, class> class Body, class Products>
+  template <class Narrow, class Wide>
   static bool takes(const Attention& a, Bytes shared) {
-    const size_t of_block =
-        width(a) <= 64 ? sizeof(typename Body<64, Products>::Shared) : sizeof(typename Body<128, Products>::Shared);
     return a.queries < kMostTiled && a.keys < kMostTiled && width(a) <= 128 &&
-           static_cast<int64_t>(of_block) <= shared.count;
+           (width(a) <= 64 ? has_room<Narrow>(shared) : has_room<Wide>(shared));
+  }
+  // The forward pass, by bodies that take it.
+  template <class Products>
+  static bool takes_forward(const Attention& a, Bytes shared) {
+    using Narrow = std::conditional_t<std::is_same_v<Products, Tf32Products>, Tf32InTurn, Products>;
+    return takes<AttentionTiles<64, Narrow>, AttentionTiles<128, Products>>(a, shared);
+  }
+  template <int kWidth, class Products>
+  void attend_forward(float* y, float* log_sums, TileRow* rows, const float* v) const {
+    const auto go = [&]<class With>(With) {
+      const float *q = input(0), *k = input(1);
+      launch_tiles(AttentionTiles<kWidth, With>{.y = y,
+                                                .log_sums = log_sums,
+                                                .rows = rows,
+                                                .q = q,
+                                                .k = k,
+                                                .v = v,
+                                                .scores = tile_scores(),
+                                                .heads = tile_heads(lie_by_four(q, k), lie_by_four(v, y))},
+                   a_.query_heads(), a_.queries);
+    };
+    if constexpr (kWidth == 64 && std::is_same_v<Products, Tf32Products>) {
+      if (!loads_ahead_) return go(Tf32InTurn());
+    }
+    go(Products());
   }
   // attend(width, products): of the bodies that take the op.
   template <class Attend>
@@ -358,7 +383,12 @@ class AttentionTilesBase : public AttentionInputs {
   }
 
  private:
-  bool tf32_;
+  template <class Body>
+  static bool has_room(Bytes shared) {
+    return static_cast<int64_t>(sizeof(typename Body::Shared)) <= shared.count;
+  }
+
+  bool tf32_, loads_ahead_;
 };
 
 class AttentionTilesForwardKernel final : public AttentionTilesBase {
@@ -367,12 +397,14 @@ class AttentionTilesForwardKernel final : public AttentionTilesBase {
       : AttentionTilesBase(context, graph, op, kernel) {}
   template <class Products>
   static bool takes_by(const Context& context, const Graph& graph, const Op& op) {
-    return takes<AttentionTiles, Products>(attention_of(graph, op), context.shared);
+    return takes_forward<Products>(attention_of(graph, op), context.shared);
   }
 
  private:
   void work() override {
-    by_width([&](auto width, auto products) { attend<width(), decltype(products)>(); });
+    by_width([&](auto width, auto products) {
+      attend_forward<width(), decltype(products)>(output(0), output(1), nullptr, input(2));
+    });
     if (!alike()) return;
     launch(AttentionBlindRows{.y = output(0),
                               .log_sums = output(1),
@@ -383,19 +415,6 @@ class AttentionTilesForwardKernel final : public AttentionTilesBase {
                               .value_width = a_.value_width,
                               .keys = a_.keys},
            a_.query_heads() * a_.queries * a_.value_width);
-  }
-  template <int kWidth, class Products>
-  void attend() const {
-    launch_tiles(AttentionTiles<kWidth, Products>{.y = output(0),
-                                                  .log_sums = output(1),
-                                                  .rows = nullptr,
-                                                  .q = input(0),
-                                                  .k = input(1),
-                                                  .v = input(2),
-                                                  .scores = tile_scores(),
-                                                  .heads = tile_heads(lie_by_four(input(0), input(1)),
-                                                                      lie_by_four(input(2), output(0)))},
-                 a_.query_heads(), a_.queries);
   }
 };
 
@@ -411,8 +430,10 @@ class AttentionTilesBackwardKernel final : public AttentionTilesBase {
   template <class Products>
   static bool takes_by(const Context& context, const Graph& graph, const Op& op) {
     const Attention a = attention_of(graph, op);
-    return op.outputs.size() == 3 && takes<AttentionTilesQueries, Products>(a, context.shared) &&
-           takes<AttentionTilesKeys, Products>(a, context.shared) && takes<AttentionTiles, Products>(a, context.shared);
+    return op.outputs.size() == 3 &&
+           takes<AttentionTilesQueries<64, Products>, AttentionTilesQueries<128, Products>>(a, context.shared) &&
+           takes<AttentionTilesKeys<64, Products>, AttentionTilesKeys<128, Products>>(a, context.shared) &&
+           takes_forward<Products>(a, context.shared);
   }
 
  private:
@@ -426,17 +447,7 @@ class AttentionTilesBackwardKernel final : public AttentionTilesBase {
     const TileScores scores = tile_scores();
     const TileHeads heads = tile_heads(lie_by_four(q, k, dq, dk), lie_by_four(v, dy, dv));
     TileRow* const rows = adds_mask() ? scratch<TileRow>() : nullptr;
-    if (rows != nullptr) {
-      launch_tiles(AttentionTiles<kWidth, Products>{.y = nullptr,
-                                                    .log_sums = nullptr,
-                                                    .rows = rows,
-                                                    .q = q,
-                                                    .k = k,
-                                                    .v = nullptr,
-                                                    .scores = scores,
-                                                    .heads = heads},
-                   a_.query_heads(), a_.queries);
-    }
+    if (rows != nullptr) attend_forward<kWidth, Products>(nullptr, nullptr, rows, nullptr);
     const TileBackward both{.q = q,
                             .k = k,
                             .v = v,

@@ -65,15 +65,16 @@ using Bodies = BodyList<
     AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, AttentionTiles<64, FullProducts>,
     AttentionTiles<128, FullProducts>, AttentionTilesQueries<64, FullProducts>,
     AttentionTilesQueries<128, FullProducts>, AttentionTilesKeys<64, FullProducts>,
-    AttentionTilesKeys<128, FullProducts>, AttentionTiles<64, Tf32Products>, AttentionTiles<128, Tf32Products>,
-    AttentionTilesQueries<64, Tf32Products>, AttentionTilesQueries<128, Tf32Products>,
-    AttentionTilesKeys<64, Tf32Products>, AttentionTilesKeys<128, Tf32Products>, AttentionBlindRows, Bernoulli,
-    PlacesInOrder, SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>,
-    SortStep<float>, SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>,
-    TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>,
-    PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>,
-    CumulativeSums<int64_t>, CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments,
-    WholeStatistics, MeanInOrder, CombineChannels, LogitGradients, SumColumns, ColumnTotals, Joined<Sgd>, Joined<Adam>,
-    Joined<Accumulate>, SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
+    AttentionTilesKeys<128, FullProducts>, AttentionTiles<64, Tf32Products>, AttentionTiles<64, Tf32InTurn>,
+    AttentionTiles<128, Tf32Products>, AttentionTilesQueries<64, Tf32Products>,
+    AttentionTilesQueries<128, Tf32Products>, AttentionTilesKeys<64, Tf32Products>,
+    AttentionTilesKeys<128, Tf32Products>, AttentionBlindRows, Bernoulli, PlacesInOrder, SortByRanks<float>,
+    SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>, SortStep<float>, SortStep<int32_t>,
+    SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>, TakeSorted<int64_t>,
+    TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
+    SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
+    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics, MeanInOrder,
+    CombineChannels, LogitGradients, SumColumns, ColumnTotals, Joined<Sgd>, Joined<Adam>, Joined<Accumulate>,
+    SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
 
 }  // namespace plimsoll::cuda

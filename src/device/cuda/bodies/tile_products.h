@@ -321,6 +321,11 @@ struct Tf32Products {
   };
 };
 
+// On GPUs whose blocks have less shared memory.
+struct Tf32InTurn : Tf32Products {
+  static constexpr bool kLoadsAhead = false;
+};
+
 // A thread's row i of a result, times a factor, into a row of `width` elements. by_four: it begins at a multiple of 16 bytes, and
 // the width is a multiple of four.
 template <class Part>

@@ -73,8 +73,20 @@ __device__ __forceinline__ void do_finish(const Body& body, int64_t block, int t
                                           typename Body::Shared& shared, std::integer_sequence<int, kFinish...>) {
   ((body.template finish<kFinish>(block, thread, state, shared), end_phase()), ...);
 }
+// As many blocks as a body wants on a multiprocessor, or as it has threads for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kThreadsTogether = 1024;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int kThreadsTogether = 1536;
+#else
+constexpr int kThreadsTogether = 2048;
+#endif
 template <class Body>
-__global__ void __launch_bounds__(Body::kThreads, Body::kBlocksTogether) each_tile(const __grid_constant__ Body body) {
+constexpr int kBlocksTogether =
+    Body::kBlocksTogether < kThreadsTogether / Body::kThreads ? Body::kBlocksTogether
+                                                              : kThreadsTogether / Body::kThreads;
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads, kBlocksTogether<Body>) each_tile(const __grid_constant__ Body body) {
   extern __shared__ __align__(16) unsigned char tile_storage[];
   typename Body::Shared& shared = *reinterpret_cast<typename Body::Shared*>(tile_storage);
   typename Body::State state;
