@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
-from .values import has_values
+from .values import as_reals, has_values
 from .errors import Unsupported, UnsupportedOp
 from .fallback import Region, in_regions, write_region
 from .program import Program, module_path, source_line
@@ -323,4 +323,4 @@ def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
 
 def _values(captured: Captured, writer: Writer, section: Document) -> dict[str, Tensor]:
     named = {**captured.parameters, **captured.buffers, **captured.program_constants, **writer.constant_values}
-    return {t["name"]: named[t["name"]].detach() for t in section["tensors"] if t["name"] in named}
+    return {t["name"]: as_reals(named[t["name"]].detach()) for t in section["tensors"] if t["name"] in named}

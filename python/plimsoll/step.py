@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
-from .values import has_values
 from .feeding import Feeder, gpu_of
+from .values import as_reals, has_values, shaped_like
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible
@@ -485,7 +485,7 @@ class Step:
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
-        self._core.set_state(name, value.detach().to(device="cpu", dtype=self._dtype(name)).contiguous().numpy())
+        self._core.set_state(name, as_reals(value.detach()).to(device="cpu", dtype=self._dtype(name)).contiguous().numpy())
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
@@ -515,9 +515,9 @@ class Step:
                 if view is not None and tensor.data_ptr() == view.data_ptr():
                     continue
                 self._set(name, tensor)
-                if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
+                if view is not None and tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
                     let_go(tensor, None)
-                    tensor.data = view.view(tensor.shape)
+                    tensor.data = shaped_like(view, tensor)
                 else:
                     hold(tensor, self, name)
                     self._rest(tensor)
@@ -573,7 +573,7 @@ class Step:
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
-                state[theirs] = self._new(parameter.shape, core_name) if view is None else view.reshape(parameter.shape)
+                state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
 
@@ -591,9 +591,10 @@ class Step:
                 if isinstance(value, Tensor) and value.data_ptr() in ours:
                     state[key] = self._copied(value)
 
-    def _new(self, shape: torch.Size, name: str) -> Tensor:
+    def _new(self, parameter: Tensor, name: str) -> Tensor:
         """A state's values in a tensor of its own."""
-        tensor = self._empty_like(torch.empty(shape, dtype=self._dtype(name), device="meta"))
+        dtype = parameter.dtype if parameter.is_complex() else self._dtype(name)
+        tensor = self._empty_like(torch.empty(parameter.shape, dtype=dtype, device="meta"))
         self._read_into(tensor, name)
         self._rest(tensor)
         return tensor
@@ -623,7 +624,7 @@ class Step:
         if alone and tensor.device.type == "cpu" and tensor.dtype == self._dtype(name) and tensor.is_contiguous():
             self._core.read_state(name, tensor.detach().numpy())
         else:
-            tensor.copy_(torch.from_numpy(self._core.state(name)).reshape(tensor.shape))
+            tensor.copy_(shaped_like(torch.from_numpy(self._core.state(name)), tensor))
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""

@@ -301,9 +301,12 @@ class Writer:
         name = self.parameter_of(node)
         if name is None:
             return self.reshape(node, shape, "weight")
+        if self.dtype(node) != torch.float32:
+            raise Refusal(f"the parameter '{name}' is {self.dtype(node)}; torch.float32 is expected")
+        return self.parameter(name, shape)
+
+    def parameter(self, name: str, shape: Sequence[int]) -> str:
         if name not in self.tensors:
-            if self.dtype(node) != torch.float32:
-                raise Refusal(f"the parameter '{name}' is {self.dtype(node)}; torch.float32 is expected")
             self._declare(name, shape, "f32", "parameter")
         return self.reshape(name, shape, "weight")
 

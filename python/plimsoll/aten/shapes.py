@@ -33,6 +33,15 @@ def reshape(w: "Writer", node: Node, a: Arguments):
     return w.reshape(a["self"], w.shape(node), "")
 
 
+@converts("view_as_real.default")
+def pairs(w: "Writer", node: Node, a: Arguments):
+    """Of a complex parameter, which the network has as its pairs; any other is pairs before it comes here (complex_numbers.py)."""
+    name = w.parameter_of(a["self"])
+    if name is None or w.dtype(node) != torch.float32:
+        raise Refusal("a complex tensor that depends on parameters")
+    return w.parameter(name, w.shape(node))
+
+
 @converts("diagonal.default")
 def diagonal(w: "Writer", node: Node, a: Arguments):
     """Every (columns + 1)-th element of the matrices' rows, one after the other."""
