@@ -34,6 +34,7 @@ from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
 from .held import released
 from .hf_attention import plain_functions, short_masks
+from .packed import padded_sequences
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
 from .sync_batch_norm import synchronised_by_core
@@ -166,7 +167,7 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model), synchronised_by_core(), short_masks(), plain_functions():
+    with released(model), synchronised_by_core(), short_masks(), plain_functions(), padded_sequences():
         return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
 
 

@@ -259,7 +259,7 @@ class Writer:
         Operands of one value become numbers in the expression. What broadcasts is not written out before it.
         """
         numbers = [self.number(x) for x in operands]
-        bases = [self._base(x) if number is None else "" for x, number in zip(operands, numbers)]
+        bases = [self.base(x) if number is None else "" for x, number in zip(operands, numbers)]
         inputs = list(dict.fromkeys(filter(None, bases)))
         if not inputs:  # numbers alone: the first as a tensor
             bases[0] = self.fill([], numbers[0] or 0.0)
@@ -277,7 +277,8 @@ class Writer:
             return operand.shape
         return self.shape_of[operand] if isinstance(operand, str) else []
 
-    def _base(self, operand: Any) -> str:
+    def base(self, operand: Any) -> str:
+        """A tensor's name, of an expanded one that from which it is."""
         if isinstance(operand, Node):
             operand = self.values.get(self.program.index[operand], operand)
         if isinstance(operand, Expanded) and not operand.name:

@@ -504,6 +504,26 @@ PRODUCTS = {
 }
 
 
+class Placed(nn.Module):
+    """Rows of images where a text has places for them, or numbers where a mask says so."""
+
+    def __init__(self, is_by_rows: bool):
+        super().__init__()
+        self.text, self.image, self.is_by_rows = nn.Linear(3, 4), nn.Linear(5, 4 if is_by_rows else 2), is_by_rows
+
+    def forward(self, x: Tensor, images: Tensor, words: Tensor) -> Tensor:
+        h = self.text(x)
+        mask = (words == 7)[:, :, None].expand_as(h)
+        return weighted(h.masked_scatter(mask if self.is_by_rows else mask & (torch.arange(4) % 2 == 0), self.image(images)).tanh())
+
+
+@pytest.mark.parametrize("is_by_rows", [True, False])
+def test_writing_at_a_mask(is_by_rows):
+    words = torch.tensor([[1, 7, 7, 2], [7, 3, 4, 7], [7, 7, 1, 1]])
+    batches = [(floats("x", n, 4, 3), floats("images", n, 2, 5), words[:n]) for n in (2, 3)]
+    assert_same(both(start(Placed(is_by_rows)), batches[0], run_batch=batches[1]))
+
+
 def test_products_and_orders():
     check({name: Function(body, *SHAPE) for name, body in PRODUCTS.items()})
 

@@ -557,16 +557,6 @@ def test_sparse_gradients_are_refused_where_pytorch_refuses_them(make, name):
 # --- what an export says, in plain words ---
 
 
-class Packed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(4, 3, batch_first=True)
-
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.layer(packed)[1].square().mean()
-
-
 class Penalty(nn.Module):
     def __init__(self):
         super().__init__()
@@ -588,7 +578,7 @@ class Chosen(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "kind, told", [(Packed, "run the layer on the padded batch"), (Penalty, "torch.autograd.grad"), (Chosen, "depends on values")]
+    "kind, told", [(Penalty, "torch.autograd.grad"), (Chosen, "depends on values")]
 )
 def test_what_an_export_objects_to_is_told_in_plain_words(kind, told):
     with pytest.raises(plimsoll.Unsupported, match=told):

@@ -34,7 +34,7 @@ def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[Node], text
     if band is not None:
         mask, window = None, tuple(min((n for n in side if n is not None), default=None) for side in zip(window, band))  # type: ignore[assignment]
     inputs, is_grouped = _of_one_batch(w, q, k, a["value"], is_grouped)
-    inputs += [w._base(x) for x in (mask, texts) if x is not None]
+    inputs += [w.base(x) for x in (mask, texts) if x is not None]
     left, right = window
     attributes = {
         "scale": 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"]),
