@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .fixed import by_places, computed
+
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
@@ -31,11 +33,17 @@ _DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential"
 class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
 
-    def __init__(self, given: Iterable[Tensor] = ()):
+    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False):
         super().__init__()
+        self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
         self._given = {id(tensor): tensor for tensor in given}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if self._has_fixed:
+            result = computed(func, args, kwargs or {})
+            if result is not None:
+                return result[0]
+            args = by_places(func, args)
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
+from .fixed import has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
 from .packed import padded_sequences
@@ -202,10 +203,13 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         first.name_inputs(inputs)
         refuse(divided(first, None))  # before the second export, which takes as long again
         second = None
+        if has_fixed(example):
+            any_batch = False
+            fixed.append("values of the batch decide sizes of it")
+        elif not any_batch:
+            fixed.append("it was captured for one batch size")
         if any_batch:
             second = _second(step, [resized(t, batch, batch + 1) for t in tensors], batch + 1, names, first, fixed)
-        else:
-            fixed.append("it was captured for one batch size")
         if second is not None:
             second.name_inputs(inputs)
         if any_batch and (second is None or _differ_beyond_the_batch(first, second)):

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .assume import Assumptions
 from .errors import WrongResult
+from .fixed import Fixed, has_fixed
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -29,11 +30,11 @@ class Joined(nn.Module):
 
     def forward(self, *tensors: Tensor):
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf.given() if isinstance(leaf, Fixed) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()]):
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)):
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
