@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .chosen import begun, note_comparison, treated
 from .fixed import by_places, computed
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
@@ -44,6 +45,12 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+        counted = treated(func, args, kwargs or {})
+        if counted is not None:
+            return counted[0]
+        rows = begun(func, args, kwargs or {})
+        if rows is not None:
+            return rows
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:
@@ -51,6 +58,7 @@ class Assumptions(TorchFunctionMode):
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        note_comparison(func, args, result)
         self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
         if isinstance(result, Tensor):
             known = _known_of(func, args)

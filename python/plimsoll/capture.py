@@ -127,13 +127,10 @@ def _tie(step: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _refuse_elements(step: nn.Module) -> None:
-    """Parameters have elements; two may have the same, but not share some."""
-    empty = [name.removeprefix(WRAPPED) for name, p in step.named_parameters() if p.numel() == 0]
-    if empty:
-        raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{name}' has no elements; leave it out") for name in empty])
+    """Two parameters may have the same elements, but not share some."""
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in step.named_parameters():
-        if not has_values(p):
+        if not has_values(p) or p.numel() == 0:
             continue
         begin = p.storage_offset()
         end = begin + sum((size - 1) * abs(stride) for size, stride in zip(p.shape, p.stride())) + 1
@@ -231,7 +228,7 @@ def _other_constant(a: Program, b: Program) -> Optional[str]:
         other = b.constants.get(name)
         if not isinstance(value, Tensor) or not isinstance(other, Tensor) or not (has_values(value) and has_values(other)):
             continue
-        if value.shape == other.shape and not torch.equal(value, other):
+        if value.shape != other.shape or not torch.equal(value, other):
             return name
     return None
 

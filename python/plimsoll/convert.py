@@ -105,6 +105,9 @@ def _convert_node(writer: Writer, node: Node) -> Any:
             raise Refusal(f"its dtype is {value.dtype}; {FLOAT_EXPECTED}")
         if isinstance(value, Tensor) and value.dtype == torch.float64:
             raise Refusal(f"its dtype is torch.float64; {FLOAT_EXPECTED}")
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and 0 in sizes_of(value):
+        return None  # joins leave it out
     return converter(writer, node, arguments(node))
 
 
@@ -213,6 +216,8 @@ def _merge(a: Any, b: Any, sizes: tuple[int, int], where: str = "the network") -
     """The document that gives `a` at the first batch size and `b` at the second."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         here = a.get("name", "")
+        if a.get("role") == "statistic" and a["shape"] != b["shape"]:
+            raise _NotByBatch(f"'{here}', a table of known values, has as many as there are samples")
         return {k: _merge(v, b[k], sizes, f"{k} of '{here}'" if here else where) for k, v in a.items()}
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         if all(type(x) is int for x in [*a, *b]):

@@ -99,6 +99,19 @@ def _detach_without_gradient(module: GraphModule) -> None:
     module.recompile()
 
 
+def _fill_by_shape(exported: ExportedProgram) -> None:
+    """What is filled in the shape of another tensor depends on no value of it."""
+    graph = exported.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.full_like.default:
+            value = node.meta["val"]
+            with graph.inserting_before(node):
+                full = graph.call_function(torch.ops.aten.full.default, (list(value.shape), node.args[1]), {"dtype": value.dtype, "device": value.device})
+            full.meta = dict(node.meta)
+            node.replace_all_uses_with(full)
+    graph.eliminate_dead_code()
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what PyTorch and other people's modules tell while they are exported; failures come as exceptions."""
@@ -180,6 +193,7 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
+    _fill_by_shape(exported)
     known = Known(exported)
     as_pairs(exported, known)
     join_attention(exported, known)
@@ -202,11 +216,12 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
     updates, results = {}, []
-    for spec in signature.output_specs:
+    places = {node: i for i, node in enumerate(nodes)}
+    for spec, node in zip(signature.output_specs, nodes[-1].args[0]):  # type: ignore[arg-type]  # nodes may be others than those that the signature names
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            updates[spec.target.removeprefix(WRAPPED)] = by_name[spec.arg.name]
+            updates[spec.target.removeprefix(WRAPPED)] = places[node]  # type: ignore[index, union-attr]
         elif spec.kind == OutputKind.USER_OUTPUT:
-            results.append(by_name[spec.arg.name])
+            results.append(places[node])  # type: ignore[index]
         elif spec.kind != OutputKind.TOKEN:
             told = str(spec.target).removeprefix(WRAPPED)
             what = "parameter" if spec.kind == OutputKind.PARAMETER_MUTATION else "input"

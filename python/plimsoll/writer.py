@@ -94,6 +94,8 @@ class Writer:
     def value(self, operand: Readable) -> str:
         """The name of a node's tensor; what comes from outside is declared with its first use."""
         if isinstance(operand, Node):
+            if isinstance(operand.meta["val"], Tensor) and 0 in self.shape(operand):
+                raise Refusal("it reads a tensor without elements")
             if self.parameter_of(operand) is not None:
                 return self.weight(operand, self.shape(operand))
             i = self.program.index[operand]

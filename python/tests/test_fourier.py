@@ -91,6 +91,16 @@ def test_short_time_spectra_and_back(window):
     check(body, 1, 64)
 
 
+def test_what_comes_back_may_be_an_output():
+    model = OfOne(lambda x: fft.irfft(fft.rfft(x), n=8), 3, 8)
+    step = plimsoll.compile(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), loss=lambda y, x: weighted(y), call=lambda m, x: m.body(x), outputs=lambda y: y,
+        example=floats("x", 2, 3, 8), memory="1MiB", threads=1, costs="estimated", progress=False,
+    )  # fmt: skip
+    step(floats("x", 2, 3, 8))
+    assert torch.allclose(step.outputs["output"], floats("x", 2, 3, 8), atol=1e-6)
+
+
 # --- parameters that are complex ---
 
 

@@ -848,6 +848,24 @@ def test_the_reference_draws_as_the_core_does():
     assert [hex(v) for v in random_bits(0, 0, 0, 4)] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
 
 
+class Mixed(nn.Module):
+    """As mixup does it, every sample with another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return weighted(0.7 * y + 0.3 * y.flip(0))
+
+
+def test_an_order_of_the_samples_is_of_one_batch_size():
+    result = both(start(Mixed()), floats("x", 3, 6))
+    assert_same(result)
+    assert "as many as there are samples" in result.converted.fixed_batch[0]
+
+
 class Capacity(nn.Module):
     """Rows go to the best of four experts, of which each takes three at most: whole numbers that depend on parameters."""
 
@@ -867,6 +885,25 @@ class Capacity(nn.Module):
 
 def test_whole_numbers_that_depend_on_parameters():
     assert_same(both(start(Capacity()), floats("x", 9, 6)))
+
+
+class Sentinel(nn.Module):
+    """Places that are chosen, or none; in the shape of something that depends on parameters, a number that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        best = y.topk(2, -1).indices
+        best = torch.where(best >= 2, torch.full_like(best, -1), torch.maximum(best, (best + 1) % 4))
+        kinds = torch.where(torch.ones_like(y).long() == 1, 0, -1)
+        return weighted(y) + weighted(best.float() * x[:, :2] + (best == -1)) + weighted((kinds[:, :2] == best).float())
+
+
+def test_whole_numbers_are_chosen_among():
+    assert_same(both(start(Sentinel()), floats("x", 9, 6), run_batch=floats("z", 5, 6)))
 
 
 class Far(nn.Module):

@@ -434,12 +434,6 @@ class Branching(Squares):
         return torch.cond(x.sum() > 0, lambda x: (self.inner(x) ** 2).mean(), lambda x: self.inner(x).mean(), (x,))
 
 
-class Empty(Squares):
-    def __init__(self):
-        super().__init__()
-        self.none = nn.Parameter(torch.zeros(0, 3))
-
-
 class Cumulative(Squares):
     def __init__(self):
         super().__init__()
@@ -452,7 +446,6 @@ class Cumulative(Squares):
         (Branching, r"cond in the model itself \(.*test_unseen.py:\d+\): .* torch.where"),
         (lambda: torch.jit.script(Squares()), "ScriptModule in the model itself: a scripted module"),
         (Cumulative, "BatchNorm1d in inner.1: with momentum=None"),
-        (Empty, "'none' has no elements"),
         (lambda: Squares().double(), r"call model.float\(\)"),
     ],
 )
@@ -460,6 +453,24 @@ def test_modules_that_cannot_be_followed_are_named(make, told):
     model = make()
     with pytest.raises(plimsoll.Unsupported, match=told):
         compiled(model, example=ROWS.to(next(model.parameters()).dtype))
+
+
+class Registers(Squares):
+    """Of tokens that a model may have, and this one has none of."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.registers = inner, nn.Parameter(torch.zeros(1, 0, 6))
+
+    def forward(self, x):
+        rows = torch.cat([self.registers.expand(len(x), -1, -1), x[:, None]], 1)
+        return (self.inner(rows)[:, self.registers.shape[1] :] ** 2).mean()
+
+
+def test_a_parameter_without_elements_is_no_matter():
+    inner = nn.Linear(6, 3)
+    expected = losses_of(lambda: Registers(copy.deepcopy(inner)))
+    assert expected == pytest.approx(pytorchs(lambda: Registers(copy.deepcopy(inner))), rel=1e-5)
 
 
 def test_weights_without_values_are_for_fits_alone():

@@ -116,9 +116,16 @@ def expression(w: "Writer", template: str, a: Arguments, part: str = ""):
     return w.pointwise(template, [a[name] for name in names], part)
 
 
+# Those that make whole numbers of whole numbers.
+WHOLE = {
+    template: template.format(**{name: "{%d}" % i for i, name in enumerate(_fields(template))})
+    for template in map(EXPRESSIONS.get, ("mul.Tensor", "where.self", "masked_fill.Scalar", "maximum.default", "minimum.default", "remainder.Tensor"))
+}
+
+
 def _from_table(template: str):
     def convert(w: "Writer", node: Node, a: Arguments):
-        if template == "mul({self},{other})" and (y := whole(w, node, "mul({0},{1})", [a["self"], a["other"]])) is not None:
+        if template in WHOLE and (y := whole(w, node, WHOLE[template], [a[name] for name in _fields(template)])) is not None:
             return y
         _expect_float_or_bool(w, node)
         return expression(w, template, a)

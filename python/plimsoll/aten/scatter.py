@@ -179,14 +179,16 @@ def _expect_floats(w: "Writer", node: Node) -> None:
 
 
 def _masked_put(w: "Writer", node: Node, a: Arguments, indices: list, values: Node):
-    """x[mask] = value, where the values do not tell elements apart."""
-    if len(indices) != 1 or math.prod(w.shape(values)) != 1 or a["accumulate"]:
-        raise Refusal("writing several values at a mask, whose number depends on the mask's values")
+    """x[mask] = value, where the values do not tell apart what the mask chooses."""
     mask = indices[0]
-    missing = len(w.shape(node)) - len(w.shape(mask))
+    missing = len(w.shape(node)) - len(w.shape(mask)) if mask is not None else 0
+    is_one = math.prod(w.shape(values)) == 1
+    if len(indices) != 1 or not (is_one or len(w.shape(values)) <= missing) or a["accumulate"]:
+        raise Refusal("writing several values at a mask, whose number depends on the mask's values")
     aligned = w.reshape(mask, w.shape(mask) + [1] * missing)
     value: Any = w.number(values)
-    value = w.reshape(values, []) if value is None else value
+    if value is None:
+        value = w.reshape(values, []) if is_one else values
     return w.pointwise("where({0},{1},{2})", [aligned, value, a["self"]])
 
 

@@ -1,0 +1,232 @@
+"""What a mask chooses, x[mask], while a model is captured: all rows, and which of them count.
+
+    logits[mask] -> F.cross_entropy(..., labels[mask]), ((y - t)[mask] ** 2).mean()
+
+How many rows a mask chooses depends on values, and a plan wants sizes. So all of them go on, the others as zeros; sums, means and losses are of those that count.
+What treats each row for itself may stand in between. Anything else, above all what asks how many there are, is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_FIELD = "_plimsoll_chosen"
+_KEY = "_plimsoll_key"
+
+
+class Chosen:
+    """Of a tensor whose rows do not all count: the mask of those that do, and what it was made of."""
+
+    def __init__(self, mask: Tensor, key: Any):
+        self.mask, self.key = mask, key
+
+
+_COMPARED = frozenset("eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
+_BY_ROWS = frozenset(
+    """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
+    logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos erf exp2 expm1 floor round where
+    maximum minimum eq ne lt le gt ge logical_and logical_or logical_not lerp nan_to_num
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__
+    rsub multiply subtract divide remainder fmod __mod__ __floordiv__ floor_divide dropout layer_norm""".split()
+)
+_OF_FIRST = frozenset("linear matmul __matmul__ embedding".split())  # of rows, and of weights beside them
+_OF_FORM = frozenset("dim ndimension is_floating_point is_complex element_size get_device".split())
+_LOSSES = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss".split())
+_ALONG = frozenset("softmax log_softmax logsumexp norm argmax gather squeeze unsqueeze cumsum amax amin normalize cosine_similarity".split())
+
+
+def chosen(value: Any) -> Optional[Chosen]:
+    return getattr(value, _FIELD, None)
+
+
+def marked(result: Any, of: Chosen) -> Any:
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor):
+            setattr(leaf, _FIELD, of)
+    return result
+
+
+def note_comparison(func: Callable, args: tuple, result: Any) -> None:
+    """Two masks that are made alike of the same tensors choose the same."""
+    if isinstance(result, Tensor) and result.dtype == torch.bool and getattr(func, "__name__", "") in _COMPARED:
+        parts = tuple(getattr(a, _KEY, a) if isinstance(a, Tensor) else (type(a), a) for a in args)
+        setattr(result, _KEY, (getattr(func, "__name__", "").strip("_"), *(_Same(p) if isinstance(p, Tensor) else p for p in parts)))
+
+
+class _Same:
+    """A tensor that is equal to itself alone, as long as nobody writes into it."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.version = tensor, tensor._version
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Same) and self.tensor is other.tensor and self.version == other.version
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
+    """What a mask chooses, where this is such a call."""
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and all(i == slice(None) or i is Ellipsis for i in index[1:])):
+            return None
+        x, mask = args[0], index[0]
+    elif getattr(func, "__name__", "") == "masked_select":
+        x, mask = torch.broadcast_tensors(*args)
+        setattr(mask, _KEY, getattr(args[1], _KEY, None) or _Same(args[1]))
+    else:
+        return None
+    if x.dim() < mask.dim() or x.shape[: mask.dim()] != mask.shape:
+        return None
+    key = getattr(mask, _KEY, None) or _Same(mask)
+    flat = mask.flatten()
+    rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
+    rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
+    return marked(rows, Chosen(flat, key))
+
+
+def _beside(mask: Tensor, rows: Tensor) -> Tensor:
+    return mask.reshape(-1, *[1] * (rows.dim() - 1))
+
+
+def _put_back(args: tuple, own: Chosen) -> None:
+    """y[mask] = of what the same mask chose."""
+    y, index, rows = args
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and (getattr(mask, _KEY, None) or _Same(mask)) == own.key
+    if not same or y.shape[: mask.dim()] != mask.shape:
+        raise RuntimeError("writing what one mask chose where another one holds")
+    y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
+    """The result of a function of what was chosen, as (result,); None where nothing was."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    several = [found for found in map(chosen, tensors) if found is not None]
+    if not several:
+        return None
+    own, name = several[0], getattr(func, "__name__", "")
+    if any(other.key != own.key for other in several):
+        raise RuntimeError("what two masks choose meets here; a plan cannot know that they choose alike. Choose by one mask, or compare all and multiply by the mask")
+    if name in _OF_FORM or (name == "__get__" and getattr(func, "__self__", None) in _FIELDS):
+        return (func(*args, **kwargs),)
+    if name == "size" and len(args) + len(kwargs) > 1 and _dim_of(args, kwargs, args[0]) != 0:
+        return (func(*args, **kwargs),)
+    if name == "__setitem__":
+        return (_put_back(args, own),)
+    if name.endswith("_") and not name.endswith("__") and chosen(args[0]) is not None:
+        name = name[:-1]  # into a tensor of its own, which what was chosen is
+    if name == "__getitem__" and _is_of_columns(args):
+        return (marked(func(*args, **kwargs), own),)
+    if name in _OF_FIRST and chosen(args[0]) is not None and len(several) == 1 and (args[0].dim() > 1 or name == "embedding"):
+        return (marked(func(*args, **kwargs), own),)
+    if name in _BY_ROWS and _stands_beside(tensors):
+        return (marked(func(*args, **kwargs), own),)
+    if name in _ALONG and _dim_of(args, kwargs, args[0], name) not in (None, 0):
+        return (marked(func(*args, **kwargs), own),)
+    if name in ("sum", "mean", "nansum"):
+        return (_reduced(func, name, args, kwargs, own),)
+    if name in ("cross_entropy", "nll_loss"):
+        return (_cross_entropy(func, args, kwargs, own),)
+    if name in _LOSSES and _stands_beside(tensors):
+        return (_loss(func, args, kwargs, own),)
+    if name in ("view", "reshape", "flatten") and _keeps_rows(args, kwargs, name):
+        return (marked(func(*args, **kwargs), own),)
+    raise RuntimeError(
+        f"{name.strip('_') or func} of what a mask chose, x[mask], whose number of rows depends on values; sums, means and losses of it are followed, and what treats"
+        " each row for itself. Else keep all rows, and leave out by torch.where or multiply by the mask what is not to count"
+    )
+
+
+_FIELDS = (Tensor.dtype, Tensor.device, Tensor.requires_grad, Tensor.ndim, Tensor.layout, Tensor.is_sparse)  # type: ignore[attr-defined]
+
+
+def _dim_of(args: tuple, kwargs: dict, x: Tensor, name: str = "") -> Optional[int]:
+    default = {"normalize": 1, "cosine_similarity": 1}.get(name)
+    place = {"normalize": 2, "cosine_similarity": 2, "norm": 2}.get(name, 1)
+    dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    if isinstance(dim, (tuple, list)):
+        dims = [d % max(x.dim(), 1) for d in dim]
+        return 0 if 0 in dims else (dims[0] if dims else None)
+    if not isinstance(dim, int):
+        return None
+    return dim % (x.dim() + (name == "unsqueeze"))
+
+
+def _stands_beside(tensors: list[Tensor]) -> bool:
+    """Whether what does not come from the mask is the same for every row."""
+    rank = max(t.dim() for t in tensors if chosen(t) is not None)
+    aligned = all(t.dim() == rank for t in tensors if chosen(t) is not None)
+    return aligned and all(t.dim() < rank or t.shape[0] == 1 for t in tensors if chosen(t) is None)
+
+
+def _is_of_columns(args: tuple) -> bool:
+    """x[:, ...] of all rows."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    plain = chosen(args[0]) is not None and not any(isinstance(i, Tensor) for i in index)
+    return plain and (index[0] == slice(None) or (index[0] is Ellipsis and len(index) - 1 < args[0].dim()))
+
+
+def _keeps_rows(args: tuple, kwargs: dict, name: str) -> bool:
+    x = args[0]
+    if name == "flatten":
+        return x.dim() == 1 or (args[1] if len(args) > 1 else kwargs.get("start_dim", 0)) == 1
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    sizes = tuple(sizes) or tuple(kwargs.get("shape", ()))
+    return len(sizes) == x.dim() and sizes[0] == -1 and tuple(sizes[1:]) == tuple(x.shape[1:])
+
+
+def _counting(x: Tensor, own: Chosen) -> Tensor:
+    return torch.where(_beside(own.mask, x), x, torch.zeros((), dtype=x.dtype))
+
+
+def _number(x: Tensor, own: Chosen) -> Tensor:
+    return own.mask.sum().to(x.dtype if x.is_floating_point() else torch.float32) * (x.numel() // max(x.shape[0], 1))
+
+
+def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if dim is not None and _dim_of(args, kwargs, x) != 0:
+        return marked(func(*args, **kwargs), own)
+    if dim is not None and (isinstance(dim, (tuple, list)) or kwargs.get("keepdim") or len(args) > 2):
+        raise RuntimeError(f"{name} of what a mask chose along several dimensions; take it along one after the other")
+    total = _counting(x, own).sum() if dim is None else _counting(x, own).sum(0)
+    return total / (_number(x, own) if dim is None else own.mask.sum().to(x.dtype)) if name == "mean" else total
+
+
+def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    x, target = (kwargs[k] if k in kwargs else args[i] for i, k in enumerate(("input", "target")))
+    rest = {k: v for k, v in kwargs.items() if k not in ("input", "target")} | dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args[2:]))
+    if chosen(x) is None or chosen(target) is None:
+        raise RuntimeError("a loss between what a mask chose and all rows")
+    if target.is_floating_point():
+        return _over_rows(func(x, target, **{**rest, "reduction": "none"}), rest.get("reduction", "mean"), own)
+    ignored = rest.get("ignore_index", -100)
+    kept = torch.where(_beside(own.mask, target), target, torch.full((), ignored, dtype=target.dtype))
+    result = func(x, kept, **rest)
+    return marked(result, own) if rest.get("reduction", "mean") == "none" else result
+
+
+def _loss(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    reduction = kwargs.get("reduction", "mean")
+    return _over_rows(func(*args, **{**kwargs, "reduction": "none"}), reduction, own)
+
+
+def _over_rows(each: Tensor, reduction: str, own: Chosen) -> Tensor:
+    if reduction == "none":
+        return marked(each, own)
+    total = _counting(each, own).sum()
+    return total / _number(each, own) if reduction == "mean" else total

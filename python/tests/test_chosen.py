@@ -1,0 +1,95 @@
+"""x[mask]: sums, means and losses of what a mask chooses are those of all rows that count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cases import weighted
+from plimsoll.errors import Unsupported
+from support import assert_same, both, floats, integers, start
+
+
+class Model(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.layer, self.other, self.norm, self.body = nn.Linear(6, 5), nn.Linear(5, 5), nn.LayerNorm(5), body
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.body(self, self.layer(x), labels)
+
+
+def classes(labels: Tensor) -> Tensor:
+    return labels.clamp(min=0)
+
+
+def put_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """Rows of a kind go through a layer of their own."""
+    out, mask = torch.zeros_like(y), labels > 1
+    out[mask] = m.other(F.gelu(y[mask]))
+    out[~mask] += y[~mask] @ m.other.weight
+    return weighted(out)
+
+
+LOSSES = {
+    "cross_entropy": lambda m, y, t: F.cross_entropy(y[t != -100], t[t != -100]),
+    "with_labels_that_do_not_count": lambda m, y, t: nn.CrossEntropyLoss(ignore_index=2)(y[t >= 0], t[t >= 0]),
+    "with_weights": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], torch.arange(1.0, 6, dtype=y.dtype), label_smoothing=0.1),
+    "sums": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], reduction="sum") / (t >= 0).sum(),
+    "each": lambda m, y, t: (F.cross_entropy(y[t >= 0], t[t >= 0], reduction="none") * 2).mean(),
+    "of_logarithms": lambda m, y, t: F.nll_loss(F.log_softmax(y[t >= 0], -1), t[t >= 0]),
+    "a_mean": lambda m, y, t: ((y.tanh() - 1) ** 2)[t >= 0].mean(),
+    "a_mean_of_numbers": lambda m, y, t: y.square().sum(-1)[t >= 0].mean(),
+    "of_columns": lambda m, y, t: weighted(y[t > 0].mean(0)) + weighted(y[t > 0].sum(dim=0)),
+    "of_rows": lambda m, y, t: y[t > 0].softmax(dim=-1).square().sum(-1).sqrt().mean(),
+    "squares": lambda m, y, t: F.mse_loss(y[t >= 0], y[t >= 0].detach() * 0.5 + 1),
+    "absolute": lambda m, y, t: nn.L1Loss()(y[t >= 0][..., :], torch.ones(5).expand_as(y)[t >= 0]),
+    "smooth": lambda m, y, t: F.smooth_l1_loss(y[t >= 0], y.detach().roll(1, 1)[t >= 0], reduction="sum"),
+    "of_logits": lambda m, y, t: F.binary_cross_entropy_with_logits(y[t >= 0], F.one_hot(classes(t), 5).to(y.dtype)[t >= 0]),
+    "of_numbers": lambda m, y, t: F.binary_cross_entropy(y[..., 0].sigmoid()[t >= 0], (t[t >= 0] % 2 == 0).to(y.dtype)),
+    "masked_select": lambda m, y, t: torch.masked_select(y, (t >= 0)[..., None]).square().mean() + y.masked_select(y > 0).sum(),
+    "infinite_where_it_does_not_count": lambda m, y, t: torch.log(torch.where((t >= 0)[..., None], y.exp(), 0.0))[t >= 0].mean(),
+    "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
+    "put_back": put_back,
+}
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor]:
+    labels = integers(f"labels{rows}", 5, rows, 4)
+    return floats(f"x{rows}", rows, 4, 6), torch.where(integers(f"kept{rows}", 3, rows, 4) == 0, -100, labels)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_what_a_mask_chooses(kind):
+    assert_same(both(start(Model(LOSSES[kind])), batch(3), run_batch=batch(5)))
+
+
+REFUSED = {
+    "how_many": (lambda m, y, t: y[t >= 0].sum() / len(y[t >= 0]), "how|whose number of rows depends on values"),
+    "a_shape": (lambda m, y, t: y[t >= 0].sum() / y[t >= 0].shape[0], "whose number of rows depends on values"),
+    "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
+    "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
+    "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
+    "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
+    "others_beside_it": (lambda m, y, t: (y[t >= 0] * y.flatten(0, 1)).sum(), "mul of what a mask chose"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_asks_how_many_they_are_is_refused(kind):
+    body, told = REFUSED[kind]
+    with pytest.raises(Unsupported, match=told):
+        both(start(Model(body)), batch(3))
+
+
+def test_a_mask_that_was_written_into_is_another():
+    def body(m, y, labels):
+        labels = labels.clone()
+        chosen = y[labels >= 0]
+        labels[:, 0] = 1
+        return (chosen * y[labels >= 0]).sum()
+
+    with pytest.raises(Unsupported, match="two masks"):
+        both(start(Model(body)), batch(3))
