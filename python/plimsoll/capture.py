@@ -211,6 +211,9 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
             second.name_inputs(inputs)
         if any_batch and (second is None or _differ_beyond_the_batch(first, second)):
             _expect_the_same_again(step, tensors, batch, names, first)
+        if second is not None and (name := _other_constant(first, second)) is not None:
+            fixed.append(f"Python makes a tensor of {batch} samples ('{name}'), which is another for {batch + 1}")
+            second = None
     return divided(first, second)
 
 

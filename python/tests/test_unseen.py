@@ -339,10 +339,35 @@ class Noisy(Squares):
         return ((self.inner(x) + torch.from_numpy(numpy.random.rand(3).astype("float32"))) ** 2).mean()
 
 
-@pytest.mark.parametrize("model", [Warmed, Jittered, Noisy])
+class Masked(Squares):
+    """As wav2vec 2.0 leaves out what it listens to: a mask of the batch's size, by numpy."""
+
+    def forward(self, x):
+        return (self.inner(x) * torch.from_numpy(numpy.random.rand(len(x), 3) > 0.5)).square().mean()
+
+
+@pytest.mark.parametrize("model", [Warmed, Jittered, Noisy, Masked])
 def test_numbers_that_python_gives_anew_at_every_call_are_refused(model):
     with pytest.raises(plimsoll.Unsupported, match="a step would keep the first"):
         compiled(model())
+
+
+class Counted(Squares):
+    """Tensors that Python makes of the number of samples."""
+
+    def forward(self, x):
+        return (self.inner(x) ** 2).sum() / torch.tensor(float(len(x))) + (self.inner(x).sum(1) * torch.tensor([0.5] * len(x))).mean()
+
+
+def test_tensors_that_python_makes_of_the_number_of_samples():
+    ours, theirs = Counted(), Counted()
+    step, optimizer = compiled(ours), torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for number, rows in zip(batches(), (len(ROWS), 2, 1, len(ROWS))):
+        optimizer.zero_grad()
+        loss = theirs(number[:rows])
+        loss.backward()
+        optimizer.step()
+        assert step(number[:rows]) == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_parameters_that_share_some_elements_are_refused():
