@@ -87,16 +87,47 @@ def decompositions() -> dict:
 
 
 def _detach_without_gradient(module: GraphModule) -> None:
-    """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself."""
-    for node in list(module.graph.nodes):
+    """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself; and a copy behind a detach that something is
+    written into, since decomposing would detach what was written as well."""
+    graph = module.graph
+    for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
             continue
         for result in list(node.users):
-            with module.graph.inserting_after(result):
-                detached = module.graph.call_function(torch.ops.aten.detach.default, (result,))
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
             detached.meta = dict(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.detach.default:
+            continue
+        written = min((order[user] for user in _writers(node)), default=None)
+        if written is None or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
+            continue
+        with graph.inserting_after(node):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
     module.recompile()
+
+
+def _writers(node: Node) -> list[Node]:
+    """Those that write into a tensor or into a view of it."""
+    found: list[Node] = []
+    waiting, seen = [node], set()
+    while waiting:
+        x = waiting.pop()
+        for user in x.users:
+            schema = getattr(user.target, "_schema", None)
+            formal = schema.arguments[0] if schema is not None and schema.arguments else None
+            if formal is None or formal.alias_info is None or not user.args or user.args[0] is not x or user in seen:
+                continue
+            seen.add(user)
+            waiting.append(user)
+            if formal.alias_info.is_write:
+                found.append(user)
+    return found
 
 
 def _fill_by_shape(exported: ExportedProgram) -> None:

@@ -99,6 +99,28 @@ def test_rows_that_differ_by_sample_are_the_preludes():
     assert loss["shapes"][1] == ["batch", "batch"] and result.converted.fixed_batch == []
 
 
+class WrittenInto(nn.Module):
+    """What is learnt is written into what has no gradient: into positions made under no_grad, and into what was detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            places = self.a(x) * 2
+        places += self.b(x)
+        h = self.a(x)
+        start = h.tanh().detach()
+        start[:, 1:3] += self.c(x)[:, 1:3]
+        start.mul_(x)
+        return (places * start).square().mean() + h.mean()
+
+
+def test_what_is_written_into_a_detached_tensor_keeps_its_gradient():
+    assert_same(both(start(WrittenInto()), floats("x", 3, 4)))
+
+
 def test_gradients_stop_at_detach_and_under_no_grad():
     class Stopped(nn.Module):
         def __init__(self):
@@ -230,7 +252,7 @@ def test_a_size_that_depends_on_values_is_refused_by_name():
 
         def forward(self, x):
             y = self.f(x)
-            return (y[x > 0] ** 2).mean()
+            return (y[(x > 0).nonzero(as_tuple=True)] ** 2).mean()
 
     with pytest.raises(Unsupported) as caught:
         capture(Masked(), None, floats("x", 3, 4))

@@ -841,6 +841,22 @@ def test_random_ops_with_given_masks(p):
     assert [t["name"] for t in result.section["tensors"] if t["role"] == "hyperparameter"] == ["step_number", "seed"]
 
 
+class Jitter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return (y * torch.empty_like(y).uniform_(0.5, 2.0)).square().mean() + 0 * torch.empty(3).uniform_(-1, 1).sum()
+
+
+def test_numbers_that_are_drawn_into_a_tensor():
+    result = both(start(Jitter()), floats("x", 200, 6))
+    noise = next(v for name, v in result.run.values.items() if "uniform" in name and v.shape == (200, 4) and float(v.min()) > 0.4)
+    assert 0.5 <= float(noise.min()) < 0.51 and 1.99 < float(noise.max()) < 2.0 and abs(float(noise.mean()) - 1.25) < 0.05
+
+
 def test_the_reference_draws_as_the_core_does():
     from plimsoll.reference import random_bits
 
@@ -885,6 +901,22 @@ class Capacity(nn.Module):
 
 def test_whole_numbers_that_depend_on_parameters():
     assert_same(both(start(Capacity()), floats("x", 9, 6)))
+
+
+class Unequal(nn.Module):
+    """Fewer heads of keys than of values."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.values = nn.Linear(6, 8), nn.Linear(6, 4), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.queries, self.keys, self.values)]
+        return weighted(F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True))
+
+
+def test_fewer_heads_of_keys_than_of_values():
+    assert_same(both(start(Unequal()), floats("x", 2, 5, 6), run_batch=floats("z", 3, 5, 6)))
 
 
 class Sentinel(nn.Module):

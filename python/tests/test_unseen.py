@@ -498,6 +498,15 @@ def test_a_parameter_without_elements_is_no_matter():
     assert expected == pytest.approx(pytorchs(lambda: Registers(copy.deepcopy(inner))), rel=1e-5)
 
 
+def test_a_module_that_is_asked_to_be_what_it_is():
+    class Cast(Squares):
+        def forward(self, x):
+            self.inner = self.inner.to(x.dtype)
+            return (self.inner.to(x.device, torch.float32)(x) ** 2).mean()
+
+    assert losses_of(Cast) == pytest.approx(pytorchs(Cast), rel=1e-5)
+
+
 def test_weights_without_values_are_for_fits_alone():
     with torch.device("meta"):
         model = Squares()
