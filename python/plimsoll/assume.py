@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .chosen import begun, note_comparison, treated
+from .chosen import begun, note_comparison, note_places, treated
 from .ctc import ctc_loss
 from .fixed import by_places, computed
 
@@ -61,7 +61,8 @@ class Assumptions(TorchFunctionMode):
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        note_comparison(func, args, result)
+        note_comparison(func, args, kwargs or {}, result)
+        note_places(func, args, kwargs or {}, result)
         self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
         if isinstance(result, Tensor):
             known = _known_of(func, args)

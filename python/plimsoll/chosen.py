@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 _FIELD = "_plimsoll_chosen"
 _KEY = "_plimsoll_key"
+_PLACES = "_plimsoll_places"
 
 
 class Chosen:
@@ -27,6 +28,7 @@ class Chosen:
 
 
 _COMPARED = frozenset("eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
+_VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous __getitem__".split())
 _BY_ROWS = frozenset(
     """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
     logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos erf exp2 expm1 floor round where
@@ -51,11 +53,50 @@ def marked(result: Any, of: Chosen) -> Any:
     return result
 
 
-def note_comparison(func: Callable, args: tuple, result: Any) -> None:
+def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     """Two masks that are made alike of the same tensors choose the same."""
-    if isinstance(result, Tensor) and result.dtype == torch.bool and getattr(func, "__name__", "") in _COMPARED:
-        parts = tuple(getattr(a, _KEY, a) if isinstance(a, Tensor) else (type(a), a) for a in args)
-        setattr(result, _KEY, (getattr(func, "__name__", "").strip("_"), *(_Same(p) if isinstance(p, Tensor) else p for p in parts)))
+    if kwargs:
+        return
+    name = getattr(func, "__name__", "")
+    is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1
+    if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
+        setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
+
+
+def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    """Numbers of the places where a mask holds choose what the mask does."""
+    name, of = getattr(func, "__name__", ""), args[0] if args else None
+    mask = getattr(of, _PLACES, None)
+    if name in ("nonzero", "where", "argwhere") and len(args) + len(kwargs) <= 2 and isinstance(of, Tensor) and of.dtype == torch.bool and len(args) == 1:
+        mask = of
+    if mask is None or not isinstance(mask, Tensor):
+        return
+    if isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
+        for i, part in enumerate(result):
+            setattr(part, _PLACES, mask if mask.dim() == 1 else (mask, i))
+    elif isinstance(result, Tensor) and mask.dim() == 1 and (mask is of or _is_one_column(name, args[1:])):
+        setattr(result, _PLACES, mask)
+
+
+def _is_one_column(name: str, args: tuple) -> bool:
+    """Whether this makes of [places, 1] all places in a row."""
+    if name in ("squeeze", "flatten"):
+        return args in ((), (1,), (-1,)) if name == "squeeze" else not args
+    if name == "__getitem__":
+        return args == ((slice(None), 0),)
+    return name in ("view", "reshape") and args in ((-1,), ((-1,),), ([-1],))
+
+
+def _mask_of(index: tuple) -> tuple:
+    """The mask that numbers of places stand for, where these are all of its."""
+    places = [getattr(i, _PLACES, None) for i in index]
+    if places and isinstance(places[0], Tensor) and index[0].dim() == 1:
+        return (places[0], *index[1:])
+    if places and isinstance(places[0], tuple):
+        mask = places[0][0]
+        if [p if isinstance(p, tuple) else None for p in places[: mask.dim()]] == [(mask, i) for i in range(mask.dim())]:
+            return (mask, *index[mask.dim() :])
+    return index
 
 
 class _Same:
@@ -77,10 +118,12 @@ class _Same:
 def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     """What a mask chooses, where this is such a call."""
     if func is Tensor.__getitem__:
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        index = _mask_of(args[1] if isinstance(args[1], tuple) else (args[1],))
         if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and all(i == slice(None) or i is Ellipsis for i in index[1:])):
             return None
         x, mask = args[0], index[0]
+    elif getattr(func, "__name__", "") == "index_select" and isinstance(getattr(args[-1], _PLACES, None), Tensor) and args[1] == 0:
+        x, mask = args[0], getattr(args[-1], _PLACES)
     elif getattr(func, "__name__", "") == "masked_select":
         x, mask = torch.broadcast_tensors(*args)
         setattr(mask, _KEY, getattr(args[1], _KEY, None) or _Same(args[1]))

@@ -252,11 +252,11 @@ def test_a_size_that_depends_on_values_is_refused_by_name():
 
         def forward(self, x):
             y = self.f(x)
-            return (y[(x > 0).nonzero(as_tuple=True)] ** 2).mean()
+            return (y[(x > 0).nonzero()[1:, 0]] ** 2).mean()
 
     with pytest.raises(Unsupported) as caught:
         capture(Masked(), None, floats("x", 3, 4))
-    assert caught.value.ops[0].op == "aten.index.Tensor" and "depends on values" in caught.value.ops[0].reason
+    assert any("depends on values" in op.reason for op in caught.value.ops)
 
 
 def test_what_export_cannot_follow_is_refused_with_its_line():

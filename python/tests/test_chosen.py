@@ -51,6 +51,9 @@ LOSSES = {
     "of_numbers": lambda m, y, t: F.binary_cross_entropy(y[..., 0].sigmoid()[t >= 0], (t[t >= 0] % 2 == 0).to(y.dtype)),
     "masked_select": lambda m, y, t: torch.masked_select(y, (t >= 0)[..., None]).square().mean() + y.masked_select(y > 0).sum(),
     "infinite_where_it_does_not_count": lambda m, y, t: torch.log(torch.where((t >= 0)[..., None], y.exp(), 0.0))[t >= 0].mean(),
+    "by_places": lambda m, y, t: y[(t >= 0).nonzero(as_tuple=True)].square().mean() + y[torch.where(t > 1)].sum(),
+    "by_places_of_rows": lambda m, y, t: F.cross_entropy(y.flatten(0, 1)[(t.flatten() >= 0).nonzero().squeeze(-1)], t.flatten()[torch.where(t.flatten() >= 0)[0]]),
+    "selected_rows": lambda m, y, t: y.flatten(0, 1).index_select(0, torch.nonzero(t.view(-1) > 0).flatten()).square().mean(),
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
     "put_back": put_back,
 }
@@ -71,6 +74,7 @@ REFUSED = {
     "a_shape": (lambda m, y, t: y[t >= 0].sum() / y[t >= 0].shape[0], "whose number of rows depends on values"),
     "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
     "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
+    "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
     "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
     "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
     "others_beside_it": (lambda m, y, t: (y[t >= 0] * y.flatten(0, 1)).sum(), "mul of what a mask chose"),

@@ -504,6 +504,38 @@ PRODUCTS = {
 }
 
 
+DISTRIBUTIONS = {
+    "lgamma": lambda x: torch.lgamma(x.abs() * 3 + 0.01) + torch.lgamma(x - 0.013),
+    "digamma": lambda x: torch.digamma(x.abs() * 3 + 0.3) + torch.digamma(x - 0.013),
+    "erfinv": lambda x: torch.erfinv(x * 0.49),
+    "student_t": lambda x: torch.distributions.StudentT(x[:, 0].abs() + 2.1, x[:, 1], x[:, 2].abs() + 0.1).log_prob(torch.ones(6)),
+    "negative_binomial": lambda x: torch.distributions.NegativeBinomial(x[:, 0].abs() + 0.1, logits=x[:, 1]).log_prob(3 * torch.ones(6)),
+    "beta": lambda x: torch.distributions.Beta(x[:, 0].abs() + 0.1, x[:, 1].abs() + 0.1).log_prob(0.3 * torch.ones(6)),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x[:, :3].abs() + 0.5).entropy(),
+}
+
+
+def test_functions_of_distributions():
+    check({name: Function(body, *SHAPE) for name, body in DISTRIBUTIONS.items()}, tolerance=1e-6)
+
+
+def test_distances_of_other_orders():
+    branches = {f"order_{p}": Function(lambda x, p=p: torch.cdist(x, 2 * x + 1, p=p), *SHAPE) for p in (1.0, 3.0, math.inf)}
+    branches |= {f"pairs_{p}": Function(lambda x, p=p: torch.pdist(x.flatten(0, 2), p=p), *SHAPE) for p in (1.0, 2.0)}
+    check(branches)
+
+
+def test_what_comes_up_to_each_element():
+    bounds = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
+    branches = {
+        "logcumsumexp": lambda x: (30 * x).logcumsumexp(2),
+        "cummax": lambda x: x.cummax(1)[0] + x.cummin(-1).values,
+        "bucketize": lambda x: torch.bucketize(x, bounds.to(x.dtype)) * x,
+        "searchsorted": lambda x: torch.searchsorted(x.sort(-1)[0], 0.9 * x.flip(-1), right=True) * x,
+    }
+    check({name: Function(body, *SHAPE) for name, body in branches.items()})
+
+
 class Placed(nn.Module):
     """Rows of images where a text has places for them, or numbers where a mask says so."""
 

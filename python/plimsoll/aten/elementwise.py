@@ -207,6 +207,76 @@ def atan2(w: "Writer", node: Node, a: Arguments):
     return w.pointwise(f"where({flat},add({angle},{left}),sub({upright},{angle}))", [y, x])
 
 
+_SHIFT = 6  # what is added before series in 1 / x hold
+
+
+def _of_large(form: str) -> str:
+    """A series of {z}, where {x} > 0: at x + 6, with what that adds taken off."""
+    return form.replace("{z}", f"add({{x}},{float(_SHIFT)!r})")
+
+
+def _lgamma(x: str) -> str:
+    """Stirling's series at x + 6, less the logarithms of x to x + 5."""
+    series = "add(mul(sub({z},0.5),log({z})),sub(div(sub({c1},div(sub({c2},div({c3},square({z}))),square({z}))),{z}),sub({z},{c0})))"
+    values = {"{c0}": 0.5 * math.log(2 * math.pi), "{c1}": 1 / 12, "{c2}": 1 / 360, "{c3}": 1 / 1260}
+    product = "{x}"
+    for i in range(1, _SHIFT):
+        product = f"mul({product},add({{x}},{float(i)!r}))"
+    form = _of_large(f"sub({series},log({product}))")
+    for name, value in values.items():
+        form = form.replace(name, repr(value))
+    return form.replace("{x}", x)
+
+
+def _digamma(x: str) -> str:
+    series = "sub(sub(log({z}),div(0.5,{z})),div(sub({c1},div(sub({c2},div({c3},square({z}))),square({z}))),square({z})))"
+    values = {"{c1}": 1 / 12, "{c2}": 1 / 120, "{c3}": 1 / 252}
+    total = "div(1.0,{x})"
+    for i in range(1, _SHIFT):
+        total = f"add({total},div(1.0,add({{x}},{float(i)!r})))"
+    form = _of_large(f"sub({series},{total})")
+    for name, value in values.items():
+        form = form.replace(name, repr(value))
+    return form.replace("{x}", x)
+
+
+@converts("lgamma.default")
+def lgamma(w: "Writer", node: Node, a: Arguments):
+    """Below 1/2 by Euler's reflection."""
+    above, sine = "max({0},0.5)", f"sin(mul({math.pi!r},sub({{0}},floor({{0}}))))"
+    mirrored = f"sub(log(div({math.pi!r},{sine})),{_lgamma('sub(1.0,min({0},0.5))')})"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_lgamma(above)})", [a["self"]])
+
+
+@converts("digamma.default")
+def digamma(w: "Writer", node: Node, a: Arguments):
+    above, angle = "max({0},0.5)", f"mul({math.pi!r},sub({{0}},floor({{0}})))"
+    mirrored = f"sub({_digamma('sub(1.0,min({0},0.5))')},div(mul({math.pi!r},cos({angle})),sin({angle})))"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_digamma(above)})", [a["self"]])
+
+
+# By Giles, Approximating the erfinv function (2012), of w = -log(1 - x * x): around 2.5, and around 3 of the root.
+_ERFINV = (
+    [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941],
+    [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682],
+)
+
+
+@converts("erfinv.default")
+def erfinv(w: "Writer", node: Node, a: Arguments):
+    """With a step of Newton's, so that its error is that of erf."""
+    size = w.pointwise("neg(log(mul(sub(1.0,{0}),add(1.0,{0}))))", [a["self"]], "size")
+    forms = []
+    for of, polynomial in zip(("sub({0},2.5)", "sub(sqrt(max({0},5.0)),3.0)"), _ERFINV):
+        form = repr(polynomial[0])
+        for c in polynomial[1:]:
+            form = f"add(mul({form},{of}),{c!r})"
+        forms.append(form)
+    y = w.pointwise(f"mul({{1}},where(lt({{0}},5.0),{forms[0].replace('{0}', 'min({0},5.0)')},{forms[1]}))", [size, a["self"]], "first")
+    y = w.emit("StopGradient", [y], w.shape(node), part="fixed")
+    return w.pointwise(f"sub({{0}},mul(mul(sub(erf({{0}}),{{1}}),{math.sqrt(math.pi) / 2!r}),exp(square({{0}}))))", [y, a["self"]])
+
+
 @converts("clamp.default", "clamp.Tensor")
 def clamp(w: "Writer", node: Node, a: Arguments):
     low, high = a["min"], a["max"]
