@@ -520,8 +520,8 @@ def test_functions_of_distributions():
 
 
 def test_distances_of_other_orders():
-    branches = {f"order_{p}": Function(lambda x, p=p: torch.cdist(x, 2 * x + 1, p=p), *SHAPE) for p in (1.0, 3.0, math.inf)}
-    branches |= {f"pairs_{p}": Function(lambda x, p=p: torch.pdist(x.flatten(0, 2), p=p), *SHAPE) for p in (1.0, 2.0)}
+    branches = {f"order_{p:.0f}": Function(lambda x, p=p: torch.cdist(x, 2 * x + 1, p=p), *SHAPE) for p in (1.0, 3.0, math.inf)}
+    branches |= {f"pairs_{p:.0f}": Function(lambda x, p=p: torch.pdist(x.flatten(0, 2), p=p), *SHAPE) for p in (1.0, 2.0)}
     check(branches)
 
 
