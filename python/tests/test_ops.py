@@ -951,6 +951,22 @@ def test_fewer_heads_of_keys_than_of_values():
     assert_same(both(start(Unequal()), floats("x", 2, 5, 6), run_batch=floats("z", 3, 5, 6)))
 
 
+class FewKeys(nn.Module):
+    """Many queries of a few keys, as an image has of its own in small."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.queries(x)[:, None], self.keys(x[:, ::5])[:, None]
+        return weighted(F.scaled_dot_product_attention(q, k, k.tanh()))
+
+
+def test_more_queries_than_keys():
+    assert_same(both(start(FewKeys()), floats("x", 2, 15, 6), run_batch=floats("z", 3, 15, 6)))
+
+
 class Sentinel(nn.Module):
     """Places that are chosen, or none; in the shape of something that depends on parameters, a number that does not."""
 
