@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .chosen import begun, note_comparison, note_places, treated
+from .chosen import Asked, begun, note_comparison, note_places, treated
 from .ctc import ctc_loss
 from .fixed import by_places, computed
 
@@ -38,6 +38,7 @@ class Assumptions(TorchFunctionMode):
     def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False):
         super().__init__()
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
+        self.asked = Asked()
         self._given = {id(tensor): tensor for tensor in given}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
@@ -53,7 +54,7 @@ class Assumptions(TorchFunctionMode):
             return counted[0]
         rows = begun(func, args, kwargs or {})
         if rows is not None:
-            return rows
+            return self.asked.chooses(rows)
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:
@@ -61,6 +62,7 @@ class Assumptions(TorchFunctionMode):
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        self.asked.sees(func, args, kwargs or {}, result)
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
         self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
@@ -85,6 +87,8 @@ class Assumptions(TorchFunctionMode):
             raise RuntimeError("a random draw decides which layers run; set the probability of dropping a layer to 0")
         if known is not None:
             return known == "true"
+        if (holds := self.asked.answer(tensor)) is not None:
+            return holds
         caller = sys._getframe(2)
         if "/torch/distributions/" in caller.f_code.co_filename:
             return True

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 _FIELD = "_plimsoll_chosen"
 _KEY = "_plimsoll_key"
 _PLACES = "_plimsoll_places"
+_ANY = "_plimsoll_any"
 
 
 class Chosen:
@@ -25,6 +26,7 @@ class Chosen:
 
     def __init__(self, mask: Tensor, key: Any):
         self.mask, self.key = mask, key
+        self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
 
 
 _COMPARED = frozenset("eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
@@ -117,11 +119,12 @@ class _Same:
 
 def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     """What a mask chooses, where this is such a call."""
+    rest: tuple = ()
     if func is Tensor.__getitem__:
         index = _mask_of(args[1] if isinstance(args[1], tuple) else (args[1],))
-        if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and all(i == slice(None) or i is Ellipsis for i in index[1:])):
+        if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and not any(isinstance(i, (Tensor, list, bool)) for i in index[1:])):
             return None
-        x, mask = args[0], index[0]
+        x, mask, rest = args[0], index[0], tuple(index[1:])
     elif getattr(func, "__name__", "") == "index_select" and isinstance(getattr(args[-1], _PLACES, None), Tensor) and args[1] == 0:
         x, mask = args[0], getattr(args[-1], _PLACES)
     elif getattr(func, "__name__", "") == "masked_select":
@@ -131,11 +134,53 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
         return None
     if x.dim() < mask.dim() or x.shape[: mask.dim()] != mask.shape:
         return None
-    key = getattr(mask, _KEY, None) or _Same(mask)
-    flat = mask.flatten()
+    flat, own = mask.flatten(), Chosen(mask.flatten(), key_of(mask))
     rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
     rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
-    return marked(rows, Chosen(flat, key))
+    return marked(rows[(slice(None), *rest)] if rest else rows, own)
+
+
+def key_of(mask: Tensor) -> Any:
+    """What a mask is made of, whether it lies in a row or not."""
+    key = getattr(mask, _KEY, None) or _Same(mask)
+    while isinstance(key, tuple) and key[0] in ("view", "reshape", "flatten") and key[2:] in ((), ((int, -1),)):
+        key = key[1]
+    return key
+
+
+# --- whether there are any -------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Masks of which Python has asked, in ``if mask.any():``, whether they hold anywhere. It is told that they do: what such a mask chooses is nothing where it does
+    not, and so are sums and means of it. A mask that chooses nothing in the end is no such mask."""
+
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._used: list[bool] = []
+
+    def sees(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        if getattr(func, "__name__", "") == "any" and len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].dtype == torch.bool and args[0].dim() > 0:
+            setattr(result, _ANY, args[0])
+
+    def answer(self, tensor: Tensor) -> Optional[bool]:
+        mask = getattr(tensor, _ANY, None)
+        if mask is None:
+            return None
+        self._keys.append(key_of(mask))
+        self._used.append(False)
+        return True
+
+    def chooses(self, rows: Tensor) -> Tensor:
+        own = chosen(rows)
+        for i, key in enumerate(self._keys):
+            if own is not None and key == own.key:
+                self._used[i] = own.may_be_none = True
+        return rows
+
+    def expect_used(self) -> None:
+        if not all(self._used):
+            raise RuntimeError("Python asks whether a mask holds anywhere (mask.any()), which depends on values, and does not choose by it; compute both ways, and choose by torch.where")
 
 
 def _beside(mask: Tensor, rows: Tensor) -> Tensor:
@@ -146,7 +191,7 @@ def _put_back(args: tuple, own: Chosen) -> None:
     """y[mask] = of what the same mask chose."""
     y, index, rows = args
     mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and (getattr(mask, _KEY, None) or _Same(mask)) == own.key
+    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key
     if not same or y.shape[: mask.dim()] != mask.shape:
         raise RuntimeError("writing what one mask chose where another one holds")
     y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
@@ -237,7 +282,12 @@ def _counting(x: Tensor, own: Chosen) -> Tensor:
 
 
 def _number(x: Tensor, own: Chosen) -> Tensor:
-    return own.mask.sum().to(x.dtype if x.is_floating_point() else torch.float32) * (x.numel() // max(x.shape[0], 1))
+    return _rows(own).to(x.dtype if x.is_floating_point() else torch.float32) * (x.numel() // max(x.shape[0], 1))
+
+
+def _rows(own: Chosen) -> Tensor:
+    count = own.mask.sum()
+    return count.clamp(min=1) if own.may_be_none else count
 
 
 def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
@@ -247,7 +297,7 @@ def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) 
     if dim is not None and (isinstance(dim, (tuple, list)) or kwargs.get("keepdim") or len(args) > 2):
         raise RuntimeError(f"{name} of what a mask chose along several dimensions; take it along one after the other")
     total = _counting(x, own).sum() if dim is None else _counting(x, own).sum(0)
-    return total / (_number(x, own) if dim is None else own.mask.sum().to(x.dtype)) if name == "mean" else total
+    return total / (_number(x, own) if dim is None else _rows(own).to(x.dtype)) if name == "mean" else total
 
 
 def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
@@ -259,6 +309,10 @@ def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Te
         return _over_rows(func(x, target, **{**rest, "reduction": "none"}), rest.get("reduction", "mean"), own)
     ignored = rest.get("ignore_index", -100)
     kept = torch.where(_beside(own.mask, target), target, torch.full((), ignored, dtype=target.dtype))
+    if own.may_be_none and rest.get("reduction", "mean") == "mean":
+        if rest.get("weight") is not None:
+            raise RuntimeError("a weighted mean of a loss that may be of nothing (if mask.any()); take reduction='sum'")
+        return func(x, kept, **{**rest, "reduction": "sum"}) / (kept != ignored).sum().clamp(min=1)
     result = func(x, kept, **rest)
     return marked(result, own) if rest.get("reduction", "mean") == "none" else result
 

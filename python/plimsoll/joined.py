@@ -34,11 +34,12 @@ class Joined(nn.Module):
         batch = pytree.tree_unflatten(leaves, self.spec)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)):
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
+            assumed.asked.expect_used()
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))

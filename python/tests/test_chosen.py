@@ -33,6 +33,27 @@ def put_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(out)
 
 
+def by_experts(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As makeMoE does it: two of three experts for each row; the third one is chosen by none."""
+    share, best = m.norm(y)[..., :3].topk(2, -1)
+    gates = torch.full_like(y[..., :3], -1e9).scatter(-1, best % 2 + (best == 2), share).softmax(-1)
+    out, flat, flat_gates = torch.zeros_like(y), y.view(-1, 5), gates.view(-1, 3)
+    for i, expert in enumerate((m.other, m.norm, m.other)):
+        mask = (best == i).any(dim=-1) & (i < 2)
+        rows = mask.view(-1)
+        if rows.any():
+            out[mask] += (expert(flat[rows]) * flat_gates[rows, i].unsqueeze(1)).squeeze(1)
+    return weighted(out)
+
+
+def if_any(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    loss = y.square().mean()
+    for kind in (1, 7):  # of the latter there is none
+        if (labels == kind).any():
+            loss = loss + F.cross_entropy(y[labels == kind], labels[labels == kind].clamp(max=4)) + y[labels == kind].tanh().mean()
+    return loss
+
+
 LOSSES = {
     "cross_entropy": lambda m, y, t: F.cross_entropy(y[t != -100], t[t != -100]),
     "with_labels_that_do_not_count": lambda m, y, t: nn.CrossEntropyLoss(ignore_index=2)(y[t >= 0], t[t >= 0]),
@@ -56,6 +77,8 @@ LOSSES = {
     "selected_rows": lambda m, y, t: y.flatten(0, 1).index_select(0, torch.nonzero(t.view(-1) > 0).flatten()).square().mean(),
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
     "put_back": put_back,
+    "by_experts": by_experts,
+    "if_any": if_any,
 }
 
 
@@ -75,6 +98,7 @@ REFUSED = {
     "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
     "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
     "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
+    "asked_and_not_used": (lambda m, y, t: y.sum() if (t > 0).any() else y.mean(), "does not choose by it"),
     "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
     "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
     "others_beside_it": (lambda m, y, t: (y[t >= 0] * y.flatten(0, 1)).sum(), "mul of what a mask chose"),

@@ -96,6 +96,8 @@ EXPRESSIONS = {
     "logical_or.default": "or({self},{other})",
     "bitwise_and.Tensor": "and({self},{other})",
     "bitwise_or.Tensor": "or({self},{other})",
+    "bitwise_and.Scalar": "and({self},{other})",
+    "bitwise_or.Scalar": "or({self},{other})",
     **{
         f"{name}.{kind}": f"{name}({{self}},{{other}})"
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
