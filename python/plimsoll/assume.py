@@ -9,10 +9,12 @@ On the way it is noted which tensors depend on values at all, and not on shapes 
 
 from __future__ import annotations
 
+import ast
 import linecache
 import math
 import sys
-from typing import Any, Callable, Iterable, Optional
+from functools import lru_cache
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,8 @@ class Assumptions(TorchFunctionMode):
             args = by_places(func, args)
         if func is F.ctc_loss:  # which asks for its lengths
             return ctc_loss(*args, **(kwargs or {}))
+        if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
+            return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
         counted = treated(func, args, kwargs or {})
         if counted is not None:
             return counted[0]
@@ -87,19 +91,48 @@ class Assumptions(TorchFunctionMode):
             raise RuntimeError("a random draw decides which layers run; set the probability of dropping a layer to 0")
         if known is not None:
             return known == "true"
-        if (holds := self.asked.answer(tensor)) is not None:
-            return holds
         caller = sys._getframe(2)
         if "/torch/distributions/" in caller.f_code.co_filename:
             return True
         if caller.f_code.co_name == "_detect_is_causal_mask":  # of nn.Transformer: a hint; the mask is read in any case
             return False
-        return _asserted(linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip())
+        expected = _expected(caller.f_code.co_filename, caller.f_lineno)
+        return self.asked.answer(tensor) if expected is None else expected
 
 
 def depends(tensor: Any) -> bool:
     """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
     return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+
+
+def _expected(file: str, line: int) -> Optional[bool]:
+    """What a check expects of its values: an assertion, or an ``if`` that does nothing but raise an error."""
+    for test in _refusals(file):
+        if test.lineno <= line <= (test.end_lineno or 0):
+            answers = set(_answers(test, line, False))
+            return answers.pop() if len(answers) == 1 else None
+    return _asserted(linecache.getline(file, line).strip())
+
+
+@lru_cache(64)
+def _refusals(file: str) -> list[ast.expr]:
+    """The conditions of a file under which an error is raised."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [node.test for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+
+
+def _answers(test: ast.expr, line: int, wanted: bool) -> Iterator[bool]:
+    """What the parts of a condition that stand in a line have to be for it to be as wanted."""
+    if isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _answers(part, line, wanted)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _answers(test.operand, line, not wanted)
+    elif test.lineno <= line <= (test.end_lineno or 0):
+        yield wanted
 
 
 def _asserted(statement: str) -> Optional[bool]:

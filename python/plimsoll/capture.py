@@ -35,6 +35,7 @@ from .errors import Unsupported, UnsupportedOp
 from .fixed import has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
+from .hf_masks import masks_by_torch
 from .packed import padded_sequences
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
@@ -165,7 +166,7 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model), synchronised_by_core(), short_masks(), plain_functions(), padded_sequences():
+    with released(model), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
         return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
 
 

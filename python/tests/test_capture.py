@@ -229,6 +229,16 @@ class Checked(nn.Module):
     def forward(self, x):
         y = self.f(x)
         assert_bounded(x, y)
+        if x is not None and x.max() >= 99:
+            raise ValueError("too large")
+        if not (x > -99).all():
+            raise ValueError("too small")
+        if (
+            x.abs().min() > 99  # of all
+            or x.abs().max() > 99
+        ):
+            # they are not
+            raise ValueError("large")
         if torch.isinf(y).any() or not torch.isfinite(y).all():
             y = y.clamp(-1e4, 1e4)
         if self.training and torch.rand([]) < self.p:
@@ -242,6 +252,24 @@ def test_checks_of_values_are_taken_to_pass():
     with pytest.raises(Unsupported, match="set the probability of dropping a layer to 0") as caught:
         capture(Checked(0.1), None, floats("x", 3, 4))
     assert "test_capture.py:" in caught.value.ops[0].source
+
+
+@pytest.mark.parametrize("is_negated", [False, True])
+def test_branches_on_values_are_no_checks(is_negated):
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if not is_negated and x.max() > 0:
+                x = x * 2
+            if not x.max() > 0 and x.min() < 0:
+                raise ValueError
+            return self.f(x).mean()
+
+    with pytest.raises(Unsupported, match="depends on values"):
+        capture(Branching(), None, floats("x", 3, 4))
 
 
 def test_a_size_that_depends_on_values_is_refused_by_name():
