@@ -19,6 +19,7 @@ _FIELD = "_plimsoll_chosen"
 _KEY = "_plimsoll_key"
 _PLACES = "_plimsoll_places"
 _ANY = "_plimsoll_any"
+_LEADS = "_plimsoll_leads"  # of what has a dimension of 1 before its rows
 
 
 class Chosen:
@@ -30,7 +31,7 @@ class Chosen:
 
 
 _COMPARED = frozenset("eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
-_VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous __getitem__".split())
+_VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous expand expand_as __getitem__".split())
 _BY_ROWS = frozenset(
     """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
     logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos erf exp2 expm1 floor round where
@@ -60,7 +61,7 @@ def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> N
     if kwargs:
         return
     name = getattr(func, "__name__", "")
-    is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1
+    is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1 + (name == "expand_as")
     if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
         setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
 
@@ -69,8 +70,9 @@ def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     """Numbers of the places where a mask holds choose what the mask does."""
     name, of = getattr(func, "__name__", ""), args[0] if args else None
     mask = getattr(of, _PLACES, None)
-    if name in ("nonzero", "where", "argwhere") and len(args) + len(kwargs) <= 2 and isinstance(of, Tensor) and of.dtype == torch.bool and len(args) == 1:
-        mask = of
+    if name in ("nonzero", "where", "argwhere") and len(kwargs) <= 1 and isinstance(of, Tensor) and len(args) == 1 and not of.dtype.is_floating_point:
+        mask = of if of.dtype == torch.bool else of != 0
+        of = mask
     if mask is None or not isinstance(mask, Tensor):
         return
     if isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
@@ -120,6 +122,8 @@ class _Same:
 def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     """What a mask chooses, where this is such a call."""
     rest: tuple = ()
+    if func is Tensor.__getitem__ and (rows := _by_coordinates(args)) is not None:
+        return rows
     if func is Tensor.__getitem__:
         index = _mask_of(args[1] if isinstance(args[1], tuple) else (args[1],))
         if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and not any(isinstance(i, (Tensor, list, bool)) for i in index[1:])):
@@ -138,6 +142,33 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
     rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
     return marked(rows[(slice(None), *rest)] if rest else rows, own)
+
+
+def _by_coordinates(args: tuple) -> Optional[Tensor]:
+    """x[i] or x[None, i] or x[j, i, ...], of the numbers (i, j) = torch.where(mask): a row for each place of the mask."""
+    x, index = args[0], list(args[1]) if isinstance(args[1], tuple) else [args[1]]
+    leads = len(index) > 1 and index[0] is None
+    index = index[1:] if leads else index
+    places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in index]
+    count = next((n for n, p in enumerate(places) if not isinstance(p, tuple)), len(places))
+    rest = tuple(index[count:])
+    if count == 0 or any(isinstance(i, (Tensor, list, bool)) for i in rest):
+        return None
+    mask, dims = places[0][0], [p[1] for p in places[:count]]
+    if any(p[0] is not mask for p in places[:count]) or len(set(dims)) < count or tuple(x.shape[:count]) != tuple(mask.shape[d] for d in dims):
+        return None
+    order = sorted(range(count), key=lambda n: dims[n])
+    rows = x.permute(*order, *range(count, x.dim()))
+    rows = rows.reshape(*[mask.shape[d] if d in dims else 1 for d in range(mask.dim())], *x.shape[count:])
+    rows = rows.expand(*mask.shape, *x.shape[count:]).reshape(-1, *x.shape[count:])
+    own = Chosen(mask.flatten(), key_of(mask))
+    own.may_be_none = True  # such places are of one expert of many
+    rows = torch.where(_beside(own.mask, rows), rows, torch.zeros((), dtype=rows.dtype))
+    rows = marked(rows[(slice(None), *rest)] if rest else rows, own)
+    if leads:
+        rows = marked(rows.unsqueeze(0), own)
+        setattr(rows, _LEADS, True)
+    return rows
 
 
 def key_of(mask: Tensor) -> Any:
@@ -197,6 +228,33 @@ def _put_back(args: tuple, own: Chosen) -> None:
     y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
 
 
+def _scattered_back(x: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
+    key = getattr(mask, _KEY, None)
+    while isinstance(key, tuple) and key[0] in ("unsqueeze", "expand", "expand_as"):
+        key = key[1]
+    if key != own.key:
+        raise RuntimeError("writing what one mask chose where another one holds")
+    return torch.where(mask, rows.reshape(x.shape).to(x.dtype), x)
+
+
+def _added_back(name: str, x: Tensor, dim: int, index: Tensor, rows: Tensor, own: Chosen) -> Tensor:
+    """To each row what was made of it, as often as it was chosen."""
+    place = getattr(index, _PLACES, None)
+    mask, i = place if isinstance(place, tuple) else (place, 0)
+    if dim != 0 or mask is None or key_of(mask) != own.key or x.shape[0] != mask.shape[i]:
+        raise RuntimeError("adding what a mask chose elsewhere than where it chose")
+    each = _counting(rows, own).reshape(*mask.shape, *rows.shape[1:])
+    others = [d for d in range(mask.dim()) if d != i]
+    total = x + (each.sum(others) if others else each).to(x.dtype)
+    return x.copy_(total) if name.endswith("_") else total
+
+
+def _is_last_kept(args: tuple, kwargs: dict, name: str) -> bool:
+    """[1, rows, n] as [-1, n]."""
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    return name in ("view", "reshape") and tuple(sizes) == (-1, *args[0].shape[2:])
+
+
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +273,12 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         return (func(*args, **kwargs),)
     if name == "__setitem__":
         return (_put_back(args, own),)
+    if name == "masked_scatter" and len(several) == 1 and chosen(args[2]) is not None:
+        return (_scattered_back(*args, own),)
+    if name in ("index_add_", "index_add") and len(several) == 1 and chosen(args[3]) is not None:
+        return (_added_back(name, *args[:4], own),)
+    if getattr(args[0], _LEADS, False) and (name in ("squeeze", "select") or name == "__getitem__" or _is_last_kept(args, kwargs, name)):
+        return (marked(args[0].reshape(args[0].shape[1:]), own),)
     if name.endswith("_") and not name.endswith("__") and chosen(args[0]) is not None:
         name = name[:-1]  # into a tensor of its own, which what was chosen is
     if name == "__getitem__" and _is_of_columns(args):

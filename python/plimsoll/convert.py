@@ -105,6 +105,8 @@ def _convert_node(writer: Writer, node: Node) -> Any:
             raise Refusal(f"its dtype is {value.dtype}; {FLOAT_EXPECTED}")
         if isinstance(value, Tensor) and value.dtype == torch.float64:
             raise Refusal(f"its dtype is torch.float64; {FLOAT_EXPECTED}")
+    if any(isinstance(n.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)) for n in node.all_input_nodes):
+        raise Refusal("it reads a number that depends on values of the batch")
     value = node.meta.get("val")
     if isinstance(value, Tensor) and 0 in sizes_of(value):
         return None  # joins leave it out

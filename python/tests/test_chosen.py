@@ -46,6 +46,23 @@ def by_experts(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(out)
 
 
+def by_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As Mixtral's own code does it."""
+    rows = y.flatten(0, 1)
+    share, best = m.norm(rows)[:, :3].softmax(-1).topk(2, -1)
+    out, mask = torch.zeros_like(rows), F.one_hot(best, 3).permute(2, 1, 0)
+    for i, expert in enumerate((m.other, m.norm, F.gelu)):
+        which, row = torch.where(mask[i])
+        chosen = rows[None, row].reshape(-1, 5)
+        out.index_add_(0, row, expert(chosen) * share[row, which, None])
+    return weighted(out)
+
+
+def scattered_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    mask = labels > 1
+    return weighted(y.masked_scatter(mask.unsqueeze(-1), m.norm(y[mask])))
+
+
 def if_any(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     loss = y.square().mean()
     for kind in (1, 7):  # of the latter there is none
@@ -78,6 +95,8 @@ LOSSES = {
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
     "put_back": put_back,
     "by_experts": by_experts,
+    "by_experts_and_places": by_places,
+    "scattered_back": scattered_back,
     "if_any": if_any,
 }
 
@@ -99,6 +118,8 @@ REFUSED = {
     "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
     "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
     "asked_and_not_used": (lambda m, y, t: y.sum() if (t > 0).any() else y.mean(), "does not choose by it"),
+    "how_many_places": (lambda m, y, t: y.sum() / torch.where(t > 0)[0].shape[0], "depends? on values"),
+    "scattered_elsewhere": (lambda m, y, t: y.masked_scatter((t > 0).unsqueeze(-1), y[t > 1]).sum(), "another one"),
     "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
     "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
     "others_beside_it": (lambda m, y, t: (y[t >= 0] * y.flatten(0, 1)).sum(), "mul of what a mask chose"),
