@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from .chosen import Asked, begun, note_comparison, note_places, treated
 from .ctc import ctc_loss
-from .fixed import by_places, computed
+from .fixed import by_places, computed, is_known
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -53,6 +53,8 @@ class Assumptions(TorchFunctionMode):
             return ctc_loss(*args, **(kwargs or {}))
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
             return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
+        if func is Tensor.__getitem__:
+            args = _by_places(*args)
         counted = treated(func, args, kwargs or {})
         if counted is not None:
             return counted[0]
@@ -103,6 +105,22 @@ class Assumptions(TorchFunctionMode):
 def depends(tensor: Any) -> bool:
     """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
     return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+
+
+def _by_places(x: Tensor, index: Any) -> tuple:
+    """x[:, i] of a number i that is a tensor: the place is picked by its number, where Python would ask for that."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    found = [n for n, i in enumerate(parts) if isinstance(i, Tensor) and i.dim() == 0 and i.dtype in (torch.int64, torch.int32) and not is_known(i)]
+    if len(found) != 1 or any(isinstance(i, (Tensor, list)) for n, i in enumerate(parts) if n != found[0]):
+        return x, index
+    before, after = parts[: found[0]], parts[found[0] + 1 :]
+    if any(i is Ellipsis for i in before):
+        dim = x.dim() - 1 - sum(i is not None for i in after)
+    else:
+        dim = sum(i is not None for i in before)
+    place = parts[found[0]].reshape(1)
+    picked = x.index_select(dim, torch.where(place < 0, place + x.shape[dim], place))
+    return picked, (*before, 0, *after)
 
 
 def _expected(file: str, line: int) -> Optional[bool]:

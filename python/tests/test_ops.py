@@ -967,6 +967,23 @@ def test_more_queries_than_keys():
     assert_same(both(start(FewKeys()), floats("x", 2, 15, 6), run_batch=floats("z", 3, 15, 6)))
 
 
+class Picked(nn.Module):
+    """Places whose numbers are tensors: of the batch, or of what is best."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Linear(6, 4), nn.Parameter(torch.ones(5, 4))
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        y = self.layer(x)
+        best = y.mean((0, 1)).topk(2).indices
+        return weighted(y[:, place]) + weighted(y[..., best[0]] * y[:, 1, best[1], None].mean()) + weighted(self.table[place - 4, 1:3])
+
+
+def test_numbers_of_places_may_be_tensors():
+    assert_same(both(start(Picked()), (floats("x", 2, 5, 6), torch.tensor(3)), run_batch=(floats("z", 3, 5, 6), torch.tensor(1))))
+
+
 class Sentinel(nn.Module):
     """Places that are chosen, or none; in the shape of something that depends on parameters, a number that does not."""
 
