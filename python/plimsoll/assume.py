@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .chosen import Asked, begun, note_comparison, note_places, treated
+from .chosen import Asked, begun, is_learnt, mark_learnt, note_comparison, note_places, treated
 from .ctc import ctc_loss
-from .fixed import by_places, computed, is_known
+from .fixed import by_places, computed, is_known, untraced
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -41,7 +41,9 @@ class Assumptions(TorchFunctionMode):
         super().__init__()
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
         self.asked = Asked()
+        self._writes = 0
         self._given = {id(tensor): tensor for tensor in given}
+        self._learnt = {number for number, tensor in self._given.items() if tensor.requires_grad}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if self._has_fixed:
@@ -53,11 +55,15 @@ class Assumptions(TorchFunctionMode):
             return ctc_loss(*args, **(kwargs or {}))
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
             return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
+        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__":  # type: ignore[comparison-overlap]
+            return args[0].detach()
         if func is Tensor.__getitem__:
             args = _by_places(*args)
         counted = treated(func, args, kwargs or {})
         if counted is not None:
             return counted[0]
+        if func is Tensor.__getitem__:
+            args = self._by_made_masks(*args)
         rows = begun(func, args, kwargs or {})
         if rows is not None:
             return self.asked.chooses(rows)
@@ -71,21 +77,54 @@ class Assumptions(TorchFunctionMode):
         self.asked.sees(func, args, kwargs or {}, result)
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
-        self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
+        self._note(func, args, kwargs or {}, result)
         if isinstance(result, Tensor):
             known = _known_of(func, args)
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
 
-    def _note(self, name: str, args: tuple, kwargs: dict, result: Any) -> None:
+    def _by_made_masks(self, x: Tensor, index: Any) -> tuple:
+        """Reading at a mask that depends on shapes alone is done at the places where it holds."""
+        parts = index if isinstance(index, tuple) else (index,)
+        made = [self._made(i) if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 0 else None for i in parts]
+        if all(m is None for m in made):
+            return x, index
+        with untraced():
+            places = [(i,) if m is None else m.nonzero(as_tuple=True) for i, m in zip(parts, made)]
+        return x, tuple(i for part in places for i in part)
+
+    def _made(self, tensor: Tensor) -> Optional[Tensor]:
+        """A tensor's values, where it is made of shapes alone, and nothing was written into any since; else None."""
+        writes, func, args, kwargs = getattr(tensor, "_plimsoll_made", (None, None, (), {}))
+        if func is None or writes != self._writes or depends(tensor) or id(tensor) in self._given:
+            return None
+        given = []
+        for leaf in (leaves := pytree.tree_flatten((args, kwargs)))[0]:
+            value = self._made(leaf) if isinstance(leaf, Tensor) else leaf
+            if value is None and isinstance(leaf, Tensor):
+                return None
+            given.append(value)
+        args, kwargs = pytree.tree_unflatten(given, leaves[1])
+        with untraced():
+            return func(*args, **kwargs)
+
+    def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        if name.startswith("__set") or (name.endswith("_") and not name.endswith("__")):
+            self._writes += 1
         if name in _OF_SHAPES:
             return
         if name.startswith(_DRAWS) or any(id(leaf) in self._given or depends(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             written = [args[0]] if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) else []
+            learnt = any(id(leaf) in self._learnt or is_learnt(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
             for leaf in pytree.tree_leaves((result, written)):
                 if isinstance(leaf, Tensor) and id(leaf) not in self._given:
                     leaf._plimsoll_depends = True  # type: ignore[attr-defined]
+                    if learnt:
+                        mark_learnt(leaf)
+        elif isinstance(result, Tensor):
+            result._plimsoll_made = (self._writes, func, args, kwargs)  # type: ignore[attr-defined]
 
     def _answer(self, tensor: Tensor) -> Optional[bool]:
         known = getattr(tensor, "_plimsoll_known", None)

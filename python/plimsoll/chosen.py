@@ -19,6 +19,10 @@ _FIELD = "_plimsoll_chosen"
 _KEY = "_plimsoll_key"
 _PLACES = "_plimsoll_places"
 _ANY = "_plimsoll_any"
+_ALIKE = "_plimsoll_alike"
+_LEARNT = "_plimsoll_learnt"
+_COUNT = "_plimsoll_count"
+_OF_NONE = {("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("gt", 0): True, ("ne", 0): True, ("ge", 1): True}  # of how many a mask chooses, where it chooses some
 _LEADS = "_plimsoll_leads"  # of what has a dimension of 1 before its rows
 
 
@@ -27,10 +31,12 @@ class Chosen:
 
     def __init__(self, mask: Tensor, key: Any):
         self.mask, self.key = mask, key
+        self.is_learnt = False
+        self.width = 1  # so many elements in a row count alike
         self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
 
 
-_COMPARED = frozenset("eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
+_COMPARED = frozenset("add __add__ mul __mul__ logical_or logical_and logical_xor __or__ __and__ __xor__ bitwise_or bitwise_and eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
 _VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous expand expand_as __getitem__".split())
 _BY_ROWS = frozenset(
     """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
@@ -43,6 +49,15 @@ _OF_FIRST = frozenset("linear matmul __matmul__ embedding".split())  # of rows, 
 _OF_FORM = frozenset("dim ndimension is_floating_point is_complex element_size get_device".split())
 _LOSSES = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss".split())
 _ALONG = frozenset("softmax log_softmax logsumexp norm argmax gather squeeze unsqueeze cumsum amax amin normalize cosine_similarity".split())
+
+
+def is_learnt(value: Any) -> bool:
+    """Whether a tensor depends on parameters: whole numbers are not written where a mask of such holds."""
+    return getattr(value, _LEARNT, False)
+
+
+def mark_learnt(tensor: Tensor) -> None:
+    setattr(tensor, _LEARNT, True)
 
 
 def chosen(value: Any) -> Optional[Chosen]:
@@ -61,9 +76,26 @@ def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> N
     if kwargs:
         return
     name = getattr(func, "__name__", "")
+    if isinstance(result, Tensor):
+        _note_alike(name, args, result)
     is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1 + (name == "expand_as")
     if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
         setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
+
+
+def _note_alike(name: str, args: tuple, result: Tensor) -> None:
+    """That elements of a tensor's last dimension are all the same: one that was expanded, and what is made of such."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    expanded = name in ("expand", "expand_as") and args[0].dim() == result.dim() > 0 and args[0].shape[-1] == 1 < result.shape[-1]
+    if expanded or (name in _COMPARED and tensors and all(getattr(t, _ALIKE, False) for t in tensors)):
+        setattr(result, _ALIKE, True)
+
+
+def _of_rows(key: Any) -> Any:
+    """Of what a mask is made before it is expanded."""
+    while isinstance(key, tuple) and key[0] in ("unsqueeze", "expand", "expand_as"):
+        key = key[1]
+    return (key[0], *(_of_rows(k) if isinstance(k, tuple) and k and isinstance(k[0], str) else k for k in key[1:])) if isinstance(key, tuple) else key
 
 
 def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
@@ -139,8 +171,11 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     if x.dim() < mask.dim() or x.shape[: mask.dim()] != mask.shape:
         return None
     flat, own = mask.flatten(), Chosen(mask.flatten(), key_of(mask))
+    own.width = mask.shape[-1] if getattr(mask, _ALIKE, False) else 1
+    own.is_learnt = is_learnt(mask)
     rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
-    rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
+    if rows.is_floating_point() or not own.is_learnt:
+        rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
     return marked(rows[(slice(None), *rest)] if rest else rows, own)
 
 
@@ -176,7 +211,7 @@ def key_of(mask: Tensor) -> Any:
     key = getattr(mask, _KEY, None) or _Same(mask)
     while isinstance(key, tuple) and key[0] in ("view", "reshape", "flatten") and key[2:] in ((), ((int, -1),)):
         key = key[1]
-    return key
+    return _of_rows(key)
 
 
 # --- whether there are any -------------------------------------------------------------------------------------------
@@ -191,16 +226,27 @@ class Asked:
         self._used: list[bool] = []
 
     def sees(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        if getattr(func, "__name__", "") == "any" and len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].dtype == torch.bool and args[0].dim() > 0:
-            setattr(result, _ANY, args[0])
+        name, of = getattr(func, "__name__", "").strip("_"), args[0] if args else None
+        if kwargs or not isinstance(of, Tensor) or not isinstance(result, Tensor):
+            return
+        is_mask = of.dtype == torch.bool and of.dim() > 0
+        if is_mask and len(args) == 1 and name == "any":
+            setattr(result, _ANY, (of, True))
+        elif is_mask and len(args) == 1 and name in ("sum", "count_nonzero"):
+            setattr(result, _COUNT, of)
+        elif (mask := getattr(of, _COUNT, None)) is not None and len(args) == 2 and (name, args[1]) in _OF_NONE:
+            setattr(result, _ANY, (mask, _OF_NONE[name, args[1]]))
 
     def answer(self, tensor: Tensor) -> Optional[bool]:
-        mask = getattr(tensor, _ANY, None)
-        if mask is None:
+        if getattr(tensor, _COUNT, None) is not None:
+            mask, answer = getattr(tensor, _COUNT), True
+        elif getattr(tensor, _ANY, None) is not None:
+            mask, answer = getattr(tensor, _ANY)
+        else:
             return None
         self._keys.append(key_of(mask))
         self._used.append(False)
-        return True
+        return answer
 
     def chooses(self, rows: Tensor) -> Tensor:
         own = chosen(rows)
@@ -295,6 +341,10 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         return (_cross_entropy(func, args, kwargs, own),)
     if name in _LOSSES and _stands_beside(tensors):
         return (_loss(func, args, kwargs, own),)
+    if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
+        rows = Chosen(own.mask.reshape(-1, own.width)[:, 0], own.key)
+        rows.may_be_none, rows.is_learnt = own.may_be_none, own.is_learnt
+        return (marked(func(*args, **kwargs), rows),)
     if name in ("view", "reshape", "flatten") and _keeps_rows(args, kwargs, name):
         return (marked(func(*args, **kwargs), own),)
     raise RuntimeError(
@@ -372,6 +422,8 @@ def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Te
     if target.is_floating_point():
         return _over_rows(func(x, target, **{**rest, "reduction": "none"}), rest.get("reduction", "mean"), own)
     ignored = rest.get("ignore_index", -100)
+    if own.is_learnt:
+        return _cross_entropy_of_each(func, x, target, rest, ignored, own)
     kept = torch.where(_beside(own.mask, target), target, torch.full((), ignored, dtype=target.dtype))
     if own.may_be_none and rest.get("reduction", "mean") == "mean":
         if rest.get("weight") is not None:
@@ -379,6 +431,17 @@ def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Te
         return func(x, kept, **{**rest, "reduction": "sum"}) / (kept != ignored).sum().clamp(min=1)
     result = func(x, kept, **rest)
     return marked(result, own) if rest.get("reduction", "mean") == "none" else result
+
+
+def _cross_entropy_of_each(func: Callable, x: Tensor, target: Tensor, rest: dict, ignored: int, own: Chosen) -> Tensor:
+    reduction = rest.get("reduction", "mean")
+    if reduction == "mean" and rest.get("weight") is not None:
+        raise RuntimeError("a weighted mean of a loss of what a mask chose that depends on parameters; take reduction='sum'")
+    each = marked(func(x, target, **{**rest, "reduction": "none"}), own)
+    if reduction == "none":
+        return each
+    total, count = _counting(each, own).sum(), (own.mask & (target != ignored)).sum()
+    return total / (count.clamp(min=1) if own.may_be_none else count) if reduction == "mean" else total
 
 
 def _loss(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:

@@ -34,7 +34,7 @@ class Fixed:
 
     def given(self) -> Tensor:
         """For a forward pass, which may write into it."""
-        with _untraced():
+        with untraced():
             return known(self.tensor.clone())
 
 
@@ -92,7 +92,7 @@ def _candidates(batch: Any) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _untraced() -> Iterator[None]:
+def untraced() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
@@ -113,7 +113,7 @@ def computed(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if not all(map(is_known, tensors)) or not (tensors or func in _MADE):
         return None
-    with _untraced():
+    with untraced():
         return (known(func(*args, **kwargs)),)
 
 
@@ -124,6 +124,6 @@ def by_places(func: Callable, args: tuple) -> tuple:
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if not any(is_known(i) and i.dtype == torch.bool for i in index):
         return args
-    with _untraced():
+    with untraced():
         parts = [known(i.nonzero(as_tuple=True)) if is_known(i) and i.dtype == torch.bool else (i,) for i in index]
     return (args[0], tuple(i for part in parts for i in part), *args[2:])

@@ -63,6 +63,35 @@ def scattered_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(y.masked_scatter(mask.unsqueeze(-1), m.norm(y[mask])))
 
 
+def hard_negatives(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As SSD does it: masks of rows, expanded to their elements."""
+    kinds = labels.clamp(min=0)
+    positive = kinds > 0
+    wide = positive.unsqueeze(positive.dim()).expand_as(y)
+    order = y.detach().logsumexp(-1).sort(1, descending=True)[1].sort(1)[1]
+    negative = order < (positive.long().sum(1, keepdim=True) * 2).clamp(max=3).expand_as(order)
+    both_ = (wide + negative.unsqueeze(2).expand_as(y)).gt(0)
+    places = F.smooth_l1_loss(y[wide].view(-1, 5), y.detach().roll(1, 1)[wide].view(-1, 5), reduction="sum")
+    return places + F.cross_entropy(y[both_].view(-1, 5), kinds[(positive + negative).gt(0)], reduction="sum") / positive.sum()
+
+
+def without_itself(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As SimCLR does it: a mask that is known, of which so many are chosen in each row."""
+    rows = y.flatten(0, 1)
+    alike, mask = rows @ rows.T, torch.eye(len(rows), dtype=torch.bool)
+    return alike[~mask].view(len(rows), -1).logsumexp(1).mean() + weighted(alike[mask].view(-1))
+
+
+def if_none_goes_on(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    loss = 0.0
+    for kind in (1, 7, 2):
+        mask = labels == kind
+        if mask.sum() == 0:
+            continue
+        loss = loss + y[mask].mean(0).square().sum()
+    return loss
+
+
 def if_any(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     loss = y.square().mean()
     for kind in (1, 7):  # of the latter there is none
@@ -98,6 +127,8 @@ LOSSES = {
     "by_experts_and_places": by_places,
     "scattered_back": scattered_back,
     "if_any": if_any,
+    "if_none_goes_on": if_none_goes_on,
+    "hard_negatives": hard_negatives,
 }
 
 
@@ -131,6 +162,23 @@ def test_what_asks_how_many_they_are_is_refused(kind):
     body, told = REFUSED[kind]
     with pytest.raises(Unsupported, match=told):
         both(start(Model(body)), batch(3))
+
+
+def test_a_known_mask():
+    result = both(start(Model(without_itself)), batch(3))
+    assert_same(result)
+    assert "another for 4" in result.captured.fixed_batch[0]
+
+
+def test_a_known_mask_that_is_written_into():
+    def body(m, y, labels):
+        mask = torch.ones(4, dtype=torch.bool)
+        before = y[:, mask].sum()
+        mask = mask.clone()
+        mask[1] = False
+        return before + 2 * y.transpose(0, 1)[mask].square().mean()
+
+    assert_same(both(start(Model(body)), batch(3)))
 
 
 def test_a_mask_that_was_written_into_is_another():

@@ -498,6 +498,26 @@ def test_a_parameter_without_elements_is_no_matter():
     assert expected == pytest.approx(pytorchs(lambda: Registers(copy.deepcopy(inner))), rel=1e-5)
 
 
+class MaskedWeight(Squares):
+    def forward(self, x):
+        self.inner.weight.data *= 0.5
+        return (self.inner(x) ** 2).mean()
+
+
+def test_a_parameter_that_is_changed_in_the_forward_pass_is_refused():
+    with pytest.raises(plimsoll.Unsupported, match=r"changes its parameter '.*inner.weight' .*self.weight \* self.mask"):
+        compiled(MaskedWeight())
+
+
+def test_data_is_what_it_is_without_a_gradient():
+    class Scaled(Squares):
+        def forward(self, x):
+            y = self.inner(x)
+            return (y**2).mean() / y.data.abs().max() + self.inner.weight.data.norm()
+
+    assert losses_of(Scaled) == pytest.approx(pytorchs(Scaled), rel=1e-5)
+
+
 def test_a_module_that_is_asked_to_be_what_it_is():
     class Cast(Squares):
         def forward(self, x):

@@ -99,6 +99,8 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
     if str(node.target) in ("aten.where.self", "aten.masked_fill.Scalar"):
         several = [extent(w, x) for x in (node.args[1:] if "where" in str(node.target) else (node.args[0], node.args[2]))]
         return None if None in several else (min(e[0] for e in several), max(e[1] for e in several))  # type: ignore[index]
+    if str(node.target) in ("aten.searchsorted.Tensor", "aten.bucketize.Tensor"):
+        return 0, w.shape(node.args[0 if "searchsorted" in str(node.target) else 1])[-1]  # type: ignore[arg-type]
     if getattr(node.target, "__name__", "") == "getitem":
         source: Any = node.args[0]
         is_place = node.args[1] == 1 and str(source.target).startswith(_PLACES)
