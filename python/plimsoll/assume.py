@@ -51,6 +51,8 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+        if func in _PLAIN:  # which compare weights with themselves
+            return _PLAIN[func](*args, **(kwargs or {}))
         if func is F.ctc_loss:  # which asks for its lengths
             return ctc_loss(*args, **(kwargs or {}))
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
@@ -214,6 +216,25 @@ def _known_of(func: Callable, args: tuple) -> Optional[str]:
     if func in _BELOW and before == ["draw"]:
         return "false" if args[1] <= 0 else "drawn"
     return None
+
+
+def _covariance(input: Tensor, *, correction: int = 1, fweights: Optional[Tensor] = None, aweights: Optional[Tensor] = None) -> Tensor:
+    if fweights is not None or aweights is not None:
+        raise RuntimeError("torch.cov with weights; weigh the samples before, and take it without")
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    x = x - x.mean(1, keepdim=True)
+    result = x @ x.mT / (x.shape[1] - correction)
+    return result.reshape(()) if input.dim() < 2 else result
+
+
+def _correlation(input: Tensor) -> Tensor:
+    covariance = _covariance(input)
+    deviation = covariance.diagonal().sqrt() if covariance.dim() else covariance.sqrt()
+    result = covariance / deviation[..., None] / deviation if covariance.dim() else covariance / covariance
+    return result.clamp(-1, 1)
+
+
+_PLAIN: dict[Any, Callable] = {torch.cov: _covariance, Tensor.cov: _covariance, torch.corrcoef: _correlation, Tensor.corrcoef: _correlation}
 
 
 def _gaussian_nll_loss(

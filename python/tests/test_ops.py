@@ -519,6 +519,10 @@ def test_functions_of_distributions():
     check({name: Function(body, *SHAPE) for name, body in DISTRIBUTIONS.items()}, tolerance=1e-6)
 
 
+def test_covariances():
+    check({"cov": Function(lambda x: torch.cov(x[:, 0, 0]), *SHAPE), "corrcoef": Function(lambda x: x[:, 0, 1].T.corrcoef(), *SHAPE)}, 5, *SHAPE)
+
+
 def test_distances_of_other_orders():
     branches = {f"order_{p:.0f}": Function(lambda x, p=p: torch.cdist(x, 2 * x + 1, p=p), *SHAPE) for p in (1.0, 3.0, math.inf)}
     branches |= {f"pairs_{p:.0f}": Function(lambda x, p=p: torch.pdist(x.flatten(0, 2), p=p), *SHAPE) for p in (1.0, 2.0)}
