@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from . import gradients
 from .chosen import Asked, begun, is_learnt, mark_learnt, note_comparison, note_places, treated
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, untraced
@@ -51,6 +52,8 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+        if func is torch.autograd.grad:
+            return gradients.as_operator(*args, **(kwargs or {}))
         if func in _PLAIN:  # which compare weights with themselves
             return _PLAIN[func](*args, **(kwargs or {}))
         if func is F.ctc_loss:  # which asks for its lengths

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from .carried import Left, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
+from .gradients import write_gradients
 from .joined import WRAPPED, Joined
 from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
@@ -224,6 +225,10 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
+    try:
+        write_gradients(exported, torch.export.default_decompositions())
+    except Exception as error:
+        raise Unsupported([_refused_by_export(error)]) from error
     _fill_by_shape(exported)
     known = Known(exported)
     as_pairs(exported, known)
@@ -274,7 +279,7 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
 # What a failed export says, and what that means to the user.
 _PLAINLY = (
     ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
-    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass (torch.autograd.grad), or a tensor that is changed through .data, is not followed"),
+    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, or a tensor that is changed through .data, is not followed"),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
     ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
     ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),
