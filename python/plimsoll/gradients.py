@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -79,7 +80,7 @@ def _write(graph: Graph, node: Node, decompositions: dict) -> None:
         _, back = torch.func.vjp(lambda *own: tuple(function(*own, *rest)), *xs)
         return back(tuple(dys))
 
-    with torch.enable_grad():
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         traced = make_fx(torch.func.functionalize(derivative), decomposition_table=decompositions, _allow_non_fake_inputs=True)(*values)
     traced.graph.eliminate_dead_code()
     places: dict[Node, Any] = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), known))
@@ -119,6 +120,8 @@ def _function(between: Sequence[Node], inputs: Sequence[Node], outside: Sequence
     places: dict[Node, Node] = {n: own.placeholder(f"x{i}") for i, n in enumerate([*inputs, *outside])}
     for n in between:
         places[n] = own.node_copy(n, lambda m: places[m])
+        if n.target is _ATEN.view.default:  # attention's result lies otherwise here
+            places[n].target = _ATEN.reshape.default
     own.output([places[y] for y in outputs])
     return GraphModule(torch.nn.Module(), own)
 

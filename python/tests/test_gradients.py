@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import plimsoll
 from plimsoll.errors import Unsupported
@@ -72,6 +73,18 @@ class OfImages(nn.Module):
         return y.mean() + slope(y.sum(), x).flatten(1).square().sum(1).mean()
 
 
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, activation="gelu"), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no derivative of their derivative
+            y = self.head(self.layer(x))
+        return y.mean() + slope(y.square().sum(), x).square().mean()
+
+
 class Fixed(nn.Module):
     """Without create_graph it is a number; and of several inputs."""
 
@@ -92,11 +105,12 @@ def of(kind, n: int) -> tuple[Tensor, ...]:
         Forces: lambda: (integers(f"k{n}", 4, n, 3), floats(f"p{n}", n, 3, 3), floats(f"e{n}", n), floats(f"f{n}", n, 3, 3)),
         Penalty: lambda: (floats(f"r{n}", n, 6), floats(f"m{n}", n, 6)),
         OfImages: lambda: (floats(f"i{n}", n, 1, 9, 9),),
+        Attending: lambda: (floats(f"a{n}", n, 3, 8),),
         Fixed: lambda: (floats(f"x{n}", n, 6), floats(f"z{n}", n, 6)),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", [Burgers, Forces, Penalty, OfImages, Fixed])
+@pytest.mark.parametrize("kind", [Burgers, Forces, Penalty, OfImages, Attending, Fixed])
 def test_are_pytorchs(kind):
     assert_same(both(start(kind()), of(kind, 3), run_batch=of(kind, 4)), 1e-6)
 
