@@ -61,7 +61,11 @@ class Assumptions(TorchFunctionMode):
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
             return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__":  # type: ignore[comparison-overlap]
-            return args[0].detach()
+            result = args[0].detach()
+            data = args[0].detach()
+            data._plimsoll_data = True
+            return data
+        _expect_no_write(func, args)
         if func is Tensor.__getitem__:
             args = _by_places(*args)
         counted = treated(func, args, kwargs or {})
@@ -83,6 +87,8 @@ class Assumptions(TorchFunctionMode):
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
         self._note(func, args, kwargs or {}, result)
+        if isinstance(result, Tensor) and args and getattr(args[0], "_plimsoll_data", False) and getattr(func, "__name__", "") in _INTO_SAME:
+            result._plimsoll_data = True  # type: ignore[attr-defined]
         if isinstance(result, Tensor):
             known = _known_of(func, args)
             if known is not None:
@@ -149,6 +155,16 @@ class Assumptions(TorchFunctionMode):
 def depends(tensor: Any) -> bool:
     """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
     return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+
+
+_INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())
+
+
+def _expect_no_write(func: Callable, args: tuple) -> None:
+    """Into what .data gives, which is changed behind autograd's back."""
+    name = getattr(func, "__name__", "")
+    if (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) and args and getattr(args[0], "_plimsoll_data", False):
+        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
 
 
 def _by_places(x: Tensor, index: Any) -> tuple:

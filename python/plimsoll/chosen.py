@@ -329,10 +329,12 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         name = name[:-1]  # into a tensor of its own, which what was chosen is
     if name == "__getitem__" and _is_of_columns(args):
         return (marked(func(*args, **kwargs), own),)
-    if name in _OF_FIRST and chosen(args[0]) is not None and len(several) == 1 and (args[0].dim() > 1 or name == "embedding"):
+    if name in _OF_FIRST and chosen(args[0]) is not None and len(several) == 1 and (args[0].dim() > 1 or name == "embedding") and args[1].dim() <= 2:
         return (marked(func(*args, **kwargs), own),)
     if name in _BY_ROWS and _stands_beside(tensors):
         return (marked(func(*args, **kwargs), own),)
+    if name == "squeeze" and len(args) == 1 and not kwargs and args[0].dim() > 1:
+        return (marked(args[0].squeeze(tuple(d for d in range(1, args[0].dim()) if args[0].shape[d] == 1)), own),)
     if name in _ALONG and _dim_of(args, kwargs, args[0], name) not in (None, 0):
         return (marked(func(*args, **kwargs), own),)
     if name in ("sum", "mean", "nansum"):
@@ -416,7 +418,8 @@ def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) 
 
 def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
     x, target = (kwargs[k] if k in kwargs else args[i] for i, k in enumerate(("input", "target")))
-    rest = {k: v for k, v in kwargs.items() if k not in ("input", "target")} | dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args[2:]))
+    rest = {k: v for k, v in kwargs.items() if k not in ("input", "target")}
+    rest = _with_reduction(rest | dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"), args[2:])))
     if chosen(x) is None or chosen(target) is None:
         raise RuntimeError("a loss between what a mask chose and all rows")
     if target.is_floating_point():
@@ -445,11 +448,22 @@ def _cross_entropy_of_each(func: Callable, x: Tensor, target: Tensor, rest: dict
 
 
 def _loss(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
-    reduction = kwargs.get("reduction", "mean")
-    return _over_rows(func(*args, **{**kwargs, "reduction": "none"}), reduction, own)
+    if len(args) > 2 and not isinstance(args[2], Tensor):
+        raise RuntimeError(f"{func.__name__} of what a mask chose; give what follows input and target by name")
+    kwargs = _with_reduction(kwargs)
+    return _over_rows(func(*args, **{**kwargs, "reduction": "none"}), kwargs.get("reduction", "mean"), own)
+
+
+def _with_reduction(given: dict) -> dict:
+    """What size_average and reduce stand for, which PyTorch takes instead as well."""
+    before = given.get("size_average"), given.get("reduce")
+    rest = {k: v for k, v in given.items() if k not in ("size_average", "reduce")}
+    return rest if before == (None, None) else rest | {"reduction": F._Reduction.legacy_get_string(*before, emit_warning=False)}
 
 
 def _over_rows(each: Tensor, reduction: str, own: Chosen) -> Tensor:
+    if each.dim() == 0 or each.shape[0] != own.mask.shape[0]:
+        raise RuntimeError("a loss of what a mask chose that is not one of each row")
     if reduction == "none":
         return marked(each, own)
     total = _counting(each, own).sum()

@@ -505,8 +505,19 @@ class MaskedWeight(Squares):
 
 
 def test_a_parameter_that_is_changed_in_the_forward_pass_is_refused():
-    with pytest.raises(plimsoll.Unsupported, match=r"changes its parameter '.*inner.weight' .*self.weight \* self.mask"):
+    with pytest.raises(plimsoll.Unsupported, match=r"through .data; .* self.weight \* self.mask"):
         compiled(MaskedWeight())
+
+
+def test_what_is_changed_through_data_is_refused():
+    class Clamped(Squares):
+        def forward(self, x):
+            y = self.inner(x)
+            y.data[:, 0].clamp_(0, 1)
+            return (y**2).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="through .data"):
+        compiled(Clamped())
 
 
 def test_data_is_what_it_is_without_a_gradient():
