@@ -311,6 +311,9 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     if not several:
         return None
     own, name = several[0], getattr(func, "__name__", "")
+    if not args:  # all by name
+        first = "input" if "input" in kwargs else next(iter(kwargs))
+        args, kwargs = (kwargs[first],), {k: v for k, v in kwargs.items() if k != first}
     if any(other.key != own.key for other in several):
         raise RuntimeError("what two masks choose meets here; a plan cannot know that they choose alike. Choose by one mask, or compare all and multiply by the mask")
     if name in _OF_FORM or (name == "__get__" and getattr(func, "__self__", None) in _FIELDS):
@@ -343,7 +346,7 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         return (_cross_entropy(func, args, kwargs, own),)
     if name in _LOSSES and _stands_beside(tensors):
         return (_loss(func, args, kwargs, own),)
-    if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
+    if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and len(args) > 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
         rows = Chosen(own.mask.reshape(-1, own.width)[:, 0], own.key)
         rows.may_be_none, rows.is_learnt = own.may_be_none, own.is_learnt
         return (marked(func(*args, **kwargs), rows),)

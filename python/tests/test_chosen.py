@@ -122,6 +122,7 @@ LOSSES = {
     "by_places_of_rows": lambda m, y, t: F.cross_entropy(y.flatten(0, 1)[(t.flatten() >= 0).nonzero().squeeze(-1)], t.flatten()[torch.where(t.flatten() >= 0)[0]]),
     "selected_rows": lambda m, y, t: y.flatten(0, 1).index_select(0, torch.nonzero(t.view(-1) > 0).flatten()).square().mean(),
     "without_columns": lambda m, y, t: F.mse_loss(y[..., :1][t >= 0].squeeze(), y[..., 1][t >= 0], size_average=False),
+    "by_name": lambda m, y, t: F.mse_loss(input=y[t >= 0], target=y[t >= 0].detach() + 1) + F.cross_entropy(input=y[t >= 0], target=t[t >= 0]),
     "the_old_way": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], size_average=False) + nn.CrossEntropyLoss(reduce=False)(y[t > 0], t[t > 0]).mean(),
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
     "put_back": put_back,
