@@ -53,7 +53,7 @@ def write_gradients(exported: ExportedProgram, decompositions: dict) -> None:
     """Puts operators in the place of every such gradient."""
     graph = exported.graph
     further = torch._decomp.get_decompositions([getattr(_ATEN, name) for name in _FURTHER])
-    decompositions = {**decompositions, **further, _ATEN.convolution_backward.default: _convolution_backward}
+    decompositions = {**decompositions, **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward}
     found = [n for n in graph.nodes if n.target is torch.ops.plimsoll.gradient.default]
     for node in found:
         _write(graph, node, decompositions)
@@ -151,6 +151,18 @@ def _convolution_backward(dy, x, weight, bias_sizes, stride, padding, dilation, 
         reach = dilation[d] * (weight.shape[2 + d] - 1) + 1
         left.append(size - ((dy.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + reach))
     return _ATEN.convolution(dy, weight, None, stride, padding, dilation, True, left, groups), None, None
+
+
+def _average_pool_backward(dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):  # type: ignore[no-untyped-def]
+    """Every element gives its share to all that it was made of: a convolution the other way, of ones, channel by channel."""
+    stride = list(stride or kernel)
+    if ceil_mode or (any(padding) and not count_include_pad):
+        raise RuntimeError("a gradient in the forward pass through an average pool with ceil_mode, or without count_include_pad")
+    kernel, stride, padding = ([*a] * (3 - len(a)) for a in (kernel, stride, padding))
+    channels = dy.shape[-3]
+    share = torch.full((channels, 1, *kernel), 1.0 / (divisor or kernel[0] * kernel[1]), dtype=dy.dtype, device=dy.device)
+    left = [x.shape[d - 2] - ((dy.shape[d - 2] - 1) * stride[d] - 2 * padding[d] + kernel[d]) for d in (0, 1)]
+    return _ATEN.convolution(dy, share, None, stride, padding, [1, 1], True, left, channels)
 
 
 def _constant(graph: Graph, value: Tensor, fresh: Callable) -> Node:

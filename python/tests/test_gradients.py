@@ -65,7 +65,7 @@ class Penalty(nn.Module):
 class OfImages(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.SiLU(), nn.ConvTranspose2d(4, 2, 3, 2), nn.GELU(), nn.Flatten(), nn.Linear(242, 1))
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.SiLU(), nn.ConvTranspose2d(4, 2, 3, 2), nn.GELU(), nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(72, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()

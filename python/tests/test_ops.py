@@ -519,6 +519,10 @@ def test_functions_of_distributions():
     check({name: Function(body, *SHAPE) for name, body in DISTRIBUTIONS.items()}, tolerance=1e-6)
 
 
+def test_elements_by_their_places():
+    check({"windows": Function(lambda x: x.contiguous().as_strided((len(x), 20, 5), (72, 3, 1), 2), *SHAPE)})
+
+
 def test_covariances():
     check({"cov": Function(lambda x: torch.cov(x[:, 0, 0]), *SHAPE), "corrcoef": Function(lambda x: x[:, 0, 1].T.corrcoef(), *SHAPE)}, 5, *SHAPE)
 

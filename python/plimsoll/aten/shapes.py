@@ -232,6 +232,20 @@ def full(w: "Writer", node: Node, a: Arguments):
     return w.fill(w.shape(node), float(a["fill_value"]))
 
 
+@converts("as_strided.default")
+def as_strided(w: "Writer", node: Node, a: Arguments):
+    """Elements by their places in memory, where the tensor lies there row by row."""
+    x = a["self"]
+    if not x.meta["val"].is_contiguous():
+        raise Refusal("as_strided of a tensor that does not lie row by row; call contiguous() before")
+    count = math.prod(w.shape(x))
+    places = torch.arange(count).as_strided(tuple(w.shape(node)), tuple(a["stride"]), a["storage_offset"] or 0).flatten()
+    flat = w.reshape(x, [count], "flat")
+    if len(places) != count or not torch.equal(places, torch.arange(count)):
+        flat = w.emit("IndexSelect", [flat, w.add_constant(places)], [len(places)], {"axis": 0})
+    return w.reshape(flat, w.shape(node))
+
+
 # --- pads ---
 
 @converts(
