@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import plimsoll
 from cases import Branches, Function, weighted
 from plimsoll.errors import Unsupported
 from support import Both, assert_same, both, floats, integers, start
@@ -990,6 +991,28 @@ class Picked(nn.Module):
 
 def test_numbers_of_places_may_be_tensors():
     assert_same(both(start(Picked()), (floats("x", 2, 5, 6), torch.tensor(3)), run_batch=(floats("z", 3, 5, 6), torch.tensor(1))))
+
+
+class Bracketed(nn.Module):
+    """Rows of a table between whose bounds something lies, as NeRF looks up where to look again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Linear(6, 5), nn.Parameter(torch.ones(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = self.layer(x).sigmoid().cumsum(-1)
+        place = torch.searchsorted(sums.detach(), torch.linspace(0.1, 2, 4).expand(len(x), 4).contiguous())
+        below, above = (place - 1).clamp(min=0), torch.clamp(place, max=4)
+        return weighted(self.table[below] * sums.gather(1, above)[..., None]) + weighted(self.table[place.clamp(1, 3)])
+
+
+def test_whole_numbers_within_bounds():
+    model, x = start(Bracketed()), floats("x", 3, 6)
+    assert_same(both(model, x, run_batch=floats("z", 4, 6)), 1e-6)
+    expected = model(x).item()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=x, memory="1MiB", threads=1, costs="estimated", progress=False)
+    assert step(x) == pytest.approx(expected, rel=1e-5)
 
 
 class Sentinel(nn.Module):

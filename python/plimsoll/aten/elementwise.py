@@ -121,7 +121,7 @@ def expression(w: "Writer", template: str, a: Arguments, part: str = ""):
 # Those that make whole numbers of whole numbers.
 WHOLE = {
     template: template.format(**{name: "{%d}" % i for i, name in enumerate(_fields(template))})
-    for template in map(EXPRESSIONS.get, ("mul.Tensor", "where.self", "masked_fill.Scalar", "maximum.default", "minimum.default", "remainder.Tensor"))
+    for template in map(EXPRESSIONS.get, ("mul.Tensor", "where.self", "masked_fill.Scalar", "maximum.default", "minimum.default", "remainder.Tensor", "clamp_min.default", "clamp_max.default"))
 }
 
 
@@ -282,6 +282,11 @@ def erfinv(w: "Writer", node: Node, a: Arguments):
 @converts("clamp.default", "clamp.Tensor")
 def clamp(w: "Writer", node: Node, a: Arguments):
     low, high = a["min"], a["max"]
+    if w.dtype(node) in (torch.int64, torch.int32):
+        form = "min({0},{1})" if low is None else "max({0},{1})" if high is None else "min(max({0},{1}),{2})"
+        y = whole(w, node, form, [a["self"], *(bound for bound in (low, high) if bound is not None)])
+        if y is not None:
+            return y
     if low is None or high is None:
         return w.pointwise("min({0},{1})" if low is None else "max({0},{1})", [a["self"], high if low is None else low])
     if isinstance(low, Node) or isinstance(high, Node):

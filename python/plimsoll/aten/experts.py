@@ -122,7 +122,7 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
         for n in w.shape(node.args[0]):  # type: ignore[arg-type]
             count *= n
         return min(low, low * count), max(high, high * count)
-    if name == "aten.clamp.default":
+    if name in ("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default"):
         bounds = [x for x in node.args[1:] if isinstance(x, int)]
         return min([low, *bounds]), max([high, *bounds])
     if name.startswith("aten.add.") and others and not node.kwargs:
