@@ -960,6 +960,23 @@ def test_fewer_heads_of_keys_than_of_values():
     assert_same(both(start(Unequal()), floats("x", 2, 5, 6), run_batch=floats("z", 3, 5, 6)))
 
 
+class HalfKnown(nn.Module):
+    """A mask that is known for all queries alike, and another one of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        q, n = self.layer(x)[:, None], x.shape[1]
+        mask = ((torch.arange(n) < 4)[None, None, None] & kept[:, None, :, None]).expand(-1, 1, n, n).clone()
+        return weighted(F.scaled_dot_product_attention(q, q, q, attn_mask=mask | torch.eye(n, dtype=torch.bool)))
+
+
+def test_a_mask_of_which_a_part_is_known_for_all_queries():
+    assert_same(both(start(HalfKnown()), (floats("x", 2, 5, 6), integers("k", 2, 2, 5).bool()), run_batch=(floats("z", 3, 5, 6), integers("m", 2, 3, 5).bool())))
+
+
 class FewKeys(nn.Module):
     """Many queries of a few keys, as an image has of its own in small."""
 
