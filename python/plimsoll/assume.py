@@ -9,16 +9,23 @@ On the way it is noted which tensors depend on values at all, and not on shapes 
 
 from __future__ import annotations
 
+import ast
 import linecache
 import math
 import sys
-from typing import Any, Callable, Iterable, Optional
+from functools import lru_cache
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from . import gradients
+from .chosen import Asked, begun, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .ctc import ctc_loss
+from .fixed import by_places, computed, is_known, untraced
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -31,11 +38,44 @@ _DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential"
 class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
 
-    def __init__(self, given: Iterable[Tensor] = ()):
+    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False):
         super().__init__()
+        self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
+        self.asked = Asked()
+        self._writes = 0
         self._given = {id(tensor): tensor for tensor in given}
+        self._learnt = {number for number, tensor in self._given.items() if tensor.requires_grad}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if self._has_fixed:
+            result = computed(func, args, kwargs or {})
+            if result is not None:
+                return result[0]
+            args = by_places(func, args)
+        if func is torch.autograd.grad:
+            return gradients.as_operator(*args, **(kwargs or {}))
+        if func in _PLAIN:  # which compare weights with themselves
+            return _PLAIN[func](*args, **(kwargs or {}))
+        if func is F.ctc_loss:  # which asks for its lengths
+            return ctc_loss(*args, **(kwargs or {}))
+        if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
+            return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
+        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__":  # type: ignore[comparison-overlap]
+            result = args[0].detach()
+            data = args[0].detach()
+            data._plimsoll_data = True
+            return data
+        _expect_no_write(func, args)
+        if func is Tensor.__getitem__:
+            args = _by_places(*args)
+        counted = treated(func, args, kwargs or {})
+        if counted is not None:
+            return counted[0]
+        if func is Tensor.__getitem__:
+            args = self._by_made_masks(*args)
+        rows = begun(func, args, kwargs or {})
+        if rows is not None:
+            return self.asked.chooses(rows)
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:
@@ -43,21 +83,59 @@ class Assumptions(TorchFunctionMode):
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
+        self.asked.sees(func, args, kwargs or {}, result)
+        note_comparison(func, args, kwargs or {}, result)
+        note_places(func, args, kwargs or {}, result)
+        self._note(func, args, kwargs or {}, result)
+        if isinstance(result, Tensor) and args and getattr(args[0], "_plimsoll_data", False) and getattr(func, "__name__", "") in _INTO_SAME:
+            result._plimsoll_data = True  # type: ignore[attr-defined]
         if isinstance(result, Tensor):
             known = _known_of(func, args)
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
 
-    def _note(self, name: str, args: tuple, kwargs: dict, result: Any) -> None:
+    def _by_made_masks(self, x: Tensor, index: Any) -> tuple:
+        """Reading at a mask that depends on shapes alone is done at the places where it holds."""
+        parts = index if isinstance(index, tuple) else (index,)
+        made = [self._made(i) if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 0 else None for i in parts]
+        if all(m is None for m in made):
+            return x, index
+        with untraced():
+            places = [(i,) if m is None else m.nonzero(as_tuple=True) for i, m in zip(parts, made)]
+        return x, tuple(i for part in places for i in part)
+
+    def _made(self, tensor: Tensor) -> Optional[Tensor]:
+        """A tensor's values, where it is made of shapes alone, and nothing was written into any since; else None."""
+        writes, func, args, kwargs = getattr(tensor, "_plimsoll_made", (None, None, (), {}))
+        if func is None or writes != self._writes or depends(tensor) or id(tensor) in self._given:
+            return None
+        given = []
+        for leaf in (leaves := pytree.tree_flatten((args, kwargs)))[0]:
+            value = self._made(leaf) if isinstance(leaf, Tensor) else leaf
+            if value is None and isinstance(leaf, Tensor):
+                return None
+            given.append(value)
+        args, kwargs = pytree.tree_unflatten(given, leaves[1])
+        with untraced():
+            return func(*args, **kwargs)
+
+    def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        if name.startswith("__set") or (name.endswith("_") and not name.endswith("__")):
+            self._writes += 1
         if name in _OF_SHAPES:
             return
         if name.startswith(_DRAWS) or any(id(leaf) in self._given or depends(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             written = [args[0]] if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) else []
+            learnt = any(id(leaf) in self._learnt or is_learnt(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
             for leaf in pytree.tree_leaves((result, written)):
                 if isinstance(leaf, Tensor) and id(leaf) not in self._given:
                     leaf._plimsoll_depends = True  # type: ignore[attr-defined]
+                    if learnt:
+                        mark_learnt(leaf)
+        elif isinstance(result, Tensor):
+            result._plimsoll_made = (self._writes, func, args, kwargs)  # type: ignore[attr-defined]
 
     def _answer(self, tensor: Tensor) -> Optional[bool]:
         known = getattr(tensor, "_plimsoll_known", None)
@@ -70,12 +148,69 @@ class Assumptions(TorchFunctionMode):
             return True
         if caller.f_code.co_name == "_detect_is_causal_mask":  # of nn.Transformer: a hint; the mask is read in any case
             return False
-        return _asserted(linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip())
+        expected = _expected(caller.f_code.co_filename, caller.f_lineno)
+        return self.asked.answer(tensor) if expected is None else expected
 
 
 def depends(tensor: Any) -> bool:
     """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
     return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+
+
+_INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())
+
+
+def _expect_no_write(func: Callable, args: tuple) -> None:
+    """Into what .data gives, which is changed behind autograd's back."""
+    name = getattr(func, "__name__", "")
+    if (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) and args and getattr(args[0], "_plimsoll_data", False):
+        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
+
+
+def _by_places(x: Tensor, index: Any) -> tuple:
+    """x[:, i] of a number i that is a tensor: the place is picked by its number, where Python would ask for that."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    found = [n for n, i in enumerate(parts) if isinstance(i, Tensor) and i.dim() == 0 and i.dtype in (torch.int64, torch.int32) and not is_known(i)]
+    if len(found) != 1 or any(isinstance(i, (Tensor, list)) for n, i in enumerate(parts) if n != found[0]):
+        return x, index
+    before, after = parts[: found[0]], parts[found[0] + 1 :]
+    if any(i is Ellipsis for i in before):
+        dim = x.dim() - 1 - sum(i is not None for i in after)
+    else:
+        dim = sum(i is not None for i in before)
+    place = parts[found[0]].reshape(1)
+    picked = x.index_select(dim, torch.where(place < 0, place + x.shape[dim], place))
+    return picked, (*before, 0, *after)
+
+
+def _expected(file: str, line: int) -> Optional[bool]:
+    """What a check expects of its values: an assertion, or an ``if`` that does nothing but raise an error."""
+    for test in _refusals(file):
+        if test.lineno <= line <= (test.end_lineno or 0):
+            answers = set(_answers(test, line, False))
+            return answers.pop() if len(answers) == 1 else None
+    return _asserted(linecache.getline(file, line).strip())
+
+
+@lru_cache(64)
+def _refusals(file: str) -> list[ast.expr]:
+    """The conditions of a file under which an error is raised."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [node.test for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+
+
+def _answers(test: ast.expr, line: int, wanted: bool) -> Iterator[bool]:
+    """What the parts of a condition that stand in a line have to be for it to be as wanted."""
+    if isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _answers(part, line, wanted)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _answers(test.operand, line, not wanted)
+    elif test.lineno <= line <= (test.end_lineno or 0):
+        yield wanted
 
 
 def _asserted(statement: str) -> Optional[bool]:
@@ -100,6 +235,25 @@ def _known_of(func: Callable, args: tuple) -> Optional[str]:
     if func in _BELOW and before == ["draw"]:
         return "false" if args[1] <= 0 else "drawn"
     return None
+
+
+def _covariance(input: Tensor, *, correction: int = 1, fweights: Optional[Tensor] = None, aweights: Optional[Tensor] = None) -> Tensor:
+    if fweights is not None or aweights is not None:
+        raise RuntimeError("torch.cov with weights; weigh the samples before, and take it without")
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    x = x - x.mean(1, keepdim=True)
+    result = x @ x.mT / (x.shape[1] - correction)
+    return result.reshape(()) if input.dim() < 2 else result
+
+
+def _correlation(input: Tensor) -> Tensor:
+    covariance = _covariance(input)
+    deviation = covariance.diagonal().sqrt() if covariance.dim() else covariance.sqrt()
+    result = covariance / deviation[..., None] / deviation if covariance.dim() else covariance / covariance
+    return result.clamp(-1, 1)
+
+
+_PLAIN: dict[Any, Callable] = {torch.cov: _covariance, Tensor.cov: _covariance, torch.corrcoef: _correlation, Tensor.corrcoef: _correlation}
 
 
 def _gaussian_nll_loss(

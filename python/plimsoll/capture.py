@@ -32,8 +32,11 @@ from torch.utils import _pytree as pytree
 
 from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
+from .fixed import has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
+from .hf_masks import masks_by_torch
+from .packed import padded_sequences
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
 from .sync_batch_norm import synchronised_by_core
@@ -125,13 +128,10 @@ def _tie(step: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _refuse_elements(step: nn.Module) -> None:
-    """Parameters have elements; two may have the same, but not share some."""
-    empty = [name.removeprefix(WRAPPED) for name, p in step.named_parameters() if p.numel() == 0]
-    if empty:
-        raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{name}' has no elements; leave it out") for name in empty])
+    """Two parameters may have the same elements, but not share some."""
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for name, p in step.named_parameters():
-        if not has_values(p):
+        if not has_values(p) or p.numel() == 0:
             continue
         begin = p.storage_offset()
         end = begin + sum((size - 1) * abs(stride) for size, stride in zip(p.shape, p.stride())) + 1
@@ -166,7 +166,7 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model), synchronised_by_core(), short_masks(), plain_functions():
+    with released(model), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
         return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
 
 
@@ -201,14 +201,20 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         first.name_inputs(inputs)
         refuse(divided(first, None))  # before the second export, which takes as long again
         second = None
+        if has_fixed(example):
+            any_batch = False
+            fixed.append("values of the batch decide sizes of it")
+        elif not any_batch:
+            fixed.append("it was captured for one batch size")
         if any_batch:
             second = _second(step, [resized(t, batch, batch + 1) for t in tensors], batch + 1, names, first, fixed)
-        else:
-            fixed.append("it was captured for one batch size")
         if second is not None:
             second.name_inputs(inputs)
         if any_batch and (second is None or _differ_beyond_the_batch(first, second)):
             _expect_the_same_again(step, tensors, batch, names, first)
+        if second is not None and (name := _other_constant(first, second)) is not None:
+            fixed.append(f"Python makes a tensor of {batch} samples ('{name}'), which is another for {batch + 1}")
+            second = None
     return divided(first, second)
 
 
@@ -226,7 +232,7 @@ def _other_constant(a: Program, b: Program) -> Optional[str]:
         other = b.constants.get(name)
         if not isinstance(value, Tensor) or not isinstance(other, Tensor) or not (has_values(value) and has_values(other)):
             continue
-        if value.shape == other.shape and not torch.equal(value, other):
+        if value.shape != other.shape or not torch.equal(value, other):
             return name
     return None
 

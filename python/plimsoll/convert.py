@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
-from .values import has_values
+from .values import as_reals, has_values
 from .errors import Unsupported, UnsupportedOp
 from .fallback import Region, in_regions, write_region
 from .program import Program, module_path, source_line
@@ -105,6 +105,11 @@ def _convert_node(writer: Writer, node: Node) -> Any:
             raise Refusal(f"its dtype is {value.dtype}; {FLOAT_EXPECTED}")
         if isinstance(value, Tensor) and value.dtype == torch.float64:
             raise Refusal(f"its dtype is torch.float64; {FLOAT_EXPECTED}")
+    if any(isinstance(n.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)) for n in node.all_input_nodes):
+        raise Refusal("it reads a number that depends on values of the batch")
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and 0 in sizes_of(value):
+        return None  # joins leave it out
     return converter(writer, node, arguments(node))
 
 
@@ -213,6 +218,8 @@ def _merge(a: Any, b: Any, sizes: tuple[int, int], where: str = "the network") -
     """The document that gives `a` at the first batch size and `b` at the second."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         here = a.get("name", "")
+        if a.get("role") == "statistic" and a["shape"] != b["shape"]:
+            raise _NotByBatch(f"'{here}', a table of known values, has as many as there are samples")
         return {k: _merge(v, b[k], sizes, f"{k} of '{here}'" if here else where) for k, v in a.items()}
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         if all(type(x) is int for x in [*a, *b]):
@@ -323,4 +330,4 @@ def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
 
 def _values(captured: Captured, writer: Writer, section: Document) -> dict[str, Tensor]:
     named = {**captured.parameters, **captured.buffers, **captured.program_constants, **writer.constant_values}
-    return {t["name"]: named[t["name"]].detach() for t in section["tensors"] if t["name"] in named}
+    return {t["name"]: as_reals(named[t["name"]].detach()) for t in section["tensors"] if t["name"] in named}

@@ -20,7 +20,7 @@ from .values import has_values, run_node
 # Random operators that the network draws itself, by counter; every other random operator belongs to the prelude.
 NETWORK_RANDOM = frozenset(
     "aten." + name
-    for name in "native_dropout.default bernoulli.p bernoulli.default randn.default randn_like.default".split()
+    for name in "native_dropout.default bernoulli.p bernoulli.default randn.default randn_like.default uniform.default".split()
 )
 
 # Views and broadcasts cost the network nothing, so it makes them itself, of inputs and constants too.

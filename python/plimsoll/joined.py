@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .assume import Assumptions
 from .errors import WrongResult
+from .fixed import Fixed, has_fixed
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -29,15 +30,16 @@ class Joined(nn.Module):
 
     def forward(self, *tensors: Tensor):
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf.given() if isinstance(leaf, Fixed) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()]):
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
+            assumed.asked.expect_used()
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))

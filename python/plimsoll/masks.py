@@ -214,7 +214,10 @@ class Known:
         is_alike = mask.args and isinstance(mask.args[0], Node) and shape_of(mask)[-2:] == shape_of(mask.args[0])[-2:]
         if mask.target in (*_COPIES, *_VIEWS, _ATEN.expand.default) and is_alike:
             found = self.seen_at_most(mask.args[0])  # type: ignore[arg-type, assignment]
-            return None if found is None else found.reshape(-1, *shape_of(mask)[-2:]).any(0)  # type: ignore[union-attr]
+            if found is None:
+                return None
+            size = shape_of(mask)[-2:]  # what is known may be the same for all queries
+            return found.expand(*found.shape[:-2], *size).reshape(-1, *size).any(0)  # type: ignore[union-attr]
         if mask.target is _ATEN.where.self:
             condition, _, other = mask.args
             hides = self.value(other)  # type: ignore[arg-type]

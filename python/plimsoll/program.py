@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from .carried import Left, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
+from .gradients import write_gradients
 from .joined import WRAPPED, Joined
 from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
@@ -87,16 +88,60 @@ def decompositions() -> dict:
 
 
 def _detach_without_gradient(module: GraphModule) -> None:
-    """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself."""
-    for node in list(module.graph.nodes):
+    """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself; and a copy behind a detach that something is
+    written into, since decomposing would detach what was written as well."""
+    graph = module.graph
+    for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
             continue
         for result in list(node.users):
-            with module.graph.inserting_after(result):
-                detached = module.graph.call_function(torch.ops.aten.detach.default, (result,))
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
             detached.meta = dict(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.detach.default:
+            continue
+        written = min((order[user] for user in _writers(node)), default=None)
+        if written is None or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
+            continue
+        with graph.inserting_after(node):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
     module.recompile()
+
+
+def _writers(node: Node) -> list[Node]:
+    """Those that write into a tensor or into a view of it."""
+    found: list[Node] = []
+    waiting, seen = [node], set()
+    while waiting:
+        x = waiting.pop()
+        for user in x.users:
+            schema = getattr(user.target, "_schema", None)
+            formal = schema.arguments[0] if schema is not None and schema.arguments else None
+            if formal is None or formal.alias_info is None or not user.args or user.args[0] is not x or user in seen:
+                continue
+            seen.add(user)
+            waiting.append(user)
+            if formal.alias_info.is_write:
+                found.append(user)
+    return found
+
+
+def _fill_by_shape(exported: ExportedProgram) -> None:
+    """What is filled in the shape of another tensor depends on no value of it."""
+    graph = exported.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.full_like.default:
+            value = node.meta["val"]
+            with graph.inserting_before(node):
+                full = graph.call_function(torch.ops.aten.full.default, (list(value.shape), node.args[1]), {"dtype": value.dtype, "device": value.device})
+            full.meta = dict(node.meta)
+            node.replace_all_uses_with(full)
+    graph.eliminate_dead_code()
 
 
 @contextmanager
@@ -180,6 +225,11 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
+    try:
+        write_gradients(exported, torch.export.default_decompositions())
+    except Exception as error:
+        raise Unsupported([_refused_by_export(error)]) from error
+    _fill_by_shape(exported)
     known = Known(exported)
     as_pairs(exported, known)
     join_attention(exported, known)
@@ -202,15 +252,16 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
     updates, results = {}, []
-    for spec in signature.output_specs:
+    places = {node: i for i, node in enumerate(nodes)}
+    for spec, node in zip(signature.output_specs, nodes[-1].args[0]):  # type: ignore[arg-type]  # nodes may be others than those that the signature names
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            updates[spec.target.removeprefix(WRAPPED)] = by_name[spec.arg.name]
+            updates[spec.target.removeprefix(WRAPPED)] = places[node]  # type: ignore[index, union-attr]
         elif spec.kind == OutputKind.USER_OUTPUT:
-            results.append(by_name[spec.arg.name])
+            results.append(places[node])  # type: ignore[index]
         elif spec.kind != OutputKind.TOKEN:
             told = str(spec.target).removeprefix(WRAPPED)
             what = "parameter" if spec.kind == OutputKind.PARAMETER_MUTATION else "input"
-            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass")])
+            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is")])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
 
@@ -228,7 +279,7 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
 # What a failed export says, and what that means to the user.
 _PLAINLY = (
     ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
-    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass (torch.autograd.grad), or a tensor that is changed through .data, is not followed"),
+    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, or a tensor that is changed through .data, is not followed"),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
     ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
     ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),

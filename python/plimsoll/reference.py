@@ -525,7 +525,8 @@ def attention(op: Op, x: list[Tensor], state: Run):
     if attribute(op, "causal", 0):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
     behind = torch.arange(k.shape[-2])[None, :] - torch.arange(q.shape[-2])[:, None]
-    outside = (behind < -attribute(op, "window_left", k.shape[-2])) | (behind > attribute(op, "window_right", k.shape[-2]))
+    far = q.shape[-2] + k.shape[-2]
+    outside = (behind < -attribute(op, "window_left", far)) | (behind > attribute(op, "window_right", far))
     scores = scores.masked_fill(outside, float("-inf"))
     if documents is not None:
         others = documents[:, :, None] != documents[:, None, :]

@@ -32,8 +32,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
-from .values import has_values
 from .feeding import Feeder, gpu_of
+from .values import as_reals, has_values, shaped_like
+from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible
@@ -134,14 +135,15 @@ class Step:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
                  groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
-                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None):
+                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None,
+                 fixed: Sequence[int] = ()):
         self._number, self._ranks, self._files = next(_numbers), ranks, files
         if ranks is not None:
             ranks.expect_same(told or {})
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
         self._example, self._first = forms[0]
-        self._skeleton = skeleton
+        self._skeleton, self._fixed = skeleton, fixed
         self._form, self._evaluated = self._first, None  # of the last batch
         self._options = options
         document = self._first.converted.document
@@ -213,7 +215,7 @@ class Step:
         ``batches`` updates: as many as ``accumulate=`` said, or fewer at the end of an epoch."""
         with self._lock:
             self._fed = None
-            return self._train(arranged(batch, self._skeleton), batches or 0)
+            return self._train(self._arranged(batch), batches or 0)
 
     def over(self, batches: Iterable[Any]) -> Iterator[float]:
         """Trains on one batch after another, each as a call of the step does, and gives their losses. Where the plan has a second buffer
@@ -227,7 +229,7 @@ class Step:
                 batch = next(upcoming, end)
                 continue
             with self._lock:
-                batch = batch if batch is self._fed else arranged(batch, self._skeleton)
+                batch = batch if batch is self._fed else self._arranged(batch)
                 self._bring(batch)
             following, failure = end, None
             try:
@@ -236,12 +238,15 @@ class Step:
                 failure = error
             with self._lock:
                 if following is not end:
-                    following = arranged(following, self._skeleton)
+                    following = self._arranged(following)
                 loss = self._train(batch, 0, None if following is end else following)
             yield loss
             if failure is not None:
                 raise failure
             batch = following
+
+    def _arranged(self, batch: Any) -> Any:
+        return with_fixed(arranged(batch, self._skeleton), self._fixed)
 
     def _bring(self, batch: Any) -> Key:
         """To where the next step finds it, or to the second buffer; it is there already where it was fed ahead."""
@@ -350,7 +355,7 @@ class Step:
         """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
         ``step.evaluation_outputs`` are what ``outputs=`` picked."""
         with self._lock:
-            return self._evaluate(arranged(batch, self._skeleton))
+            return self._evaluate(self._arranged(batch))
 
     def _evaluate(self, batch: Any) -> float:
         self._fed = None  # it runs in the same memory
@@ -394,7 +399,7 @@ class Step:
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len(to) >= MOST_SHAPES:
             raise ValueError(
-                f"this batch's tensors have shapes unlike the {MOST_SHAPES} that were met before: {_told(key_of(batch))}; each"
+                f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(key_of(batch))}; each"
                 " takes a plan of its own, so pad batches to a few lengths"
             )
         shown = _Progress(self._progress)
@@ -485,7 +490,7 @@ class Step:
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
-        self._core.set_state(name, value.detach().to(device="cpu", dtype=self._dtype(name)).contiguous().numpy())
+        self._core.set_state(name, as_reals(value.detach()).to(device="cpu", dtype=self._dtype(name)).contiguous().numpy())
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
@@ -515,9 +520,9 @@ class Step:
                 if view is not None and tensor.data_ptr() == view.data_ptr():
                     continue
                 self._set(name, tensor)
-                if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
+                if view is not None and tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
                     let_go(tensor, None)
-                    tensor.data = view.view(tensor.shape)
+                    tensor.data = shaped_like(view, tensor)
                 else:
                     hold(tensor, self, name)
                     self._rest(tensor)
@@ -573,7 +578,7 @@ class Step:
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
-                state[theirs] = self._new(parameter.shape, core_name) if view is None else view.reshape(parameter.shape)
+                state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
 
@@ -591,9 +596,10 @@ class Step:
                 if isinstance(value, Tensor) and value.data_ptr() in ours:
                     state[key] = self._copied(value)
 
-    def _new(self, shape: torch.Size, name: str) -> Tensor:
+    def _new(self, parameter: Tensor, name: str) -> Tensor:
         """A state's values in a tensor of its own."""
-        tensor = self._empty_like(torch.empty(shape, dtype=self._dtype(name), device="meta"))
+        dtype = parameter.dtype if parameter.is_complex() else self._dtype(name)
+        tensor = self._empty_like(torch.empty(parameter.shape, dtype=dtype, device="meta"))
         self._read_into(tensor, name)
         self._rest(tensor)
         return tensor
@@ -623,7 +629,7 @@ class Step:
         if alone and tensor.device.type == "cpu" and tensor.dtype == self._dtype(name) and tensor.is_contiguous():
             self._core.read_state(name, tensor.detach().numpy())
         else:
-            tensor.copy_(torch.from_numpy(self._core.state(name)).reshape(tensor.shape))
+            tensor.copy_(shaped_like(torch.from_numpy(self._core.state(name)), tensor))
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
@@ -763,7 +769,9 @@ def compile(
         largest, *others = sorted([plain(example), *(arranged(batch, example) for batch in shapes)], key=_elements, reverse=True)
         refuse_unseen(model, optimizer)
         _expect_values(model)
-        captured, converted, groups = _captured(model, optimizer, loss, largest, outputs, call, fallback)
+        (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback))
+        skeleton = skeleton_of(largest)
+        largest, *others = (with_fixed(batch, fixed) for batch in (largest, *others))
         synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
 
         def capture_as(batch: Any, training: bool) -> Captured:
@@ -786,7 +794,7 @@ def compile(
             feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options), files
+            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed
         )
 
     taken: list[Tensor] = []
@@ -902,7 +910,7 @@ def fits(
     if ranks < 1:
         raise ValueError(f"ranks={ranks} is to be at least 1")
     refuse_unseen(model, optimizer)
-    _, converted, groups = _captured(model, optimizer, loss, plain(example), None, call, fallback)
+    (_, converted, groups), _ = found_fixed(plain(example), lambda batch: _captured(model, optimizer, loss, batch, None, call, fallback))
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, has_sync_batch_norm(model, converted.document, ranks > 1), memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is, of_those(_alone(model)) if folder_of(spill) else ()), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",

@@ -147,7 +147,7 @@ def _own_line() -> str:
 def watched(step: nn.Module) -> Iterator[Watch]:
     """Python's part of a forward pass, watched."""
     watch = Watch(step)
-    apply, assign = torch.autograd.Function.__dict__["apply"], nn.Module.__setattr__
+    apply, assign, to = torch.autograd.Function.__dict__["apply"], nn.Module.__setattr__, nn.Module.to
 
     def watched_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         watch.sees_function(cls)
@@ -157,6 +157,14 @@ def watched(step: nn.Module) -> Iterator[Watch]:
         watch.sees_assignment(self, name, value)
         assign(self, name, value)
 
+    def to_what_it_is(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        """An export cannot move a module's tensors; most are asked to be what they are."""
+        device, dtype, _, form = torch._C._nn._parse_to(*args, **kwargs)
+        tensors = [*self.parameters(), *self.buffers()]
+        is_so = all((device is None or t.device == device) and (dtype is None or not t.is_floating_point() or t.dtype == dtype) for t in tensors)
+        return self if is_so and form is None else to(self, *args, **kwargs)
+
+    nn.Module.to = to_what_it_is  # type: ignore[method-assign,assignment]
     torch.autograd.Function.apply = classmethod(watched_apply)  # type: ignore[method-assign,assignment]
     nn.Module.__setattr__ = watched_assignment  # type: ignore[method-assign,assignment]
     try:
@@ -164,6 +172,7 @@ def watched(step: nn.Module) -> Iterator[Watch]:
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         nn.Module.__setattr__ = assign  # type: ignore[method-assign]
+        nn.Module.to = to  # type: ignore[method-assign]
 
 
 # --- modules with several names --------------------------------------------------------------------------------------

@@ -23,6 +23,16 @@ def has_values(tensor: Optional[Tensor]) -> bool:
     return tensor is not None and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
+def as_reals(tensor: Tensor) -> Tensor:
+    """A complex tensor as that of its pairs; any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def shaped_like(values: Tensor, like: Tensor) -> Tensor:
+    """Values, of complex numbers their pairs, in the shape of `like`; the same memory."""
+    return torch.view_as_complex(values.reshape(*like.shape, 2)) if like.is_complex() else values.reshape(like.shape)
+
+
 Arguments = dict[str, Any]
 
 

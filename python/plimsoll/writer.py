@@ -94,6 +94,8 @@ class Writer:
     def value(self, operand: Readable) -> str:
         """The name of a node's tensor; what comes from outside is declared with its first use."""
         if isinstance(operand, Node):
+            if isinstance(operand.meta["val"], Tensor) and 0 in self.shape(operand):
+                raise Refusal("it reads a tensor without elements")
             if self.parameter_of(operand) is not None:
                 return self.weight(operand, self.shape(operand))
             i = self.program.index[operand]
@@ -259,7 +261,7 @@ class Writer:
         Operands of one value become numbers in the expression. What broadcasts is not written out before it.
         """
         numbers = [self.number(x) for x in operands]
-        bases = [self._base(x) if number is None else "" for x, number in zip(operands, numbers)]
+        bases = [self.base(x) if number is None else "" for x, number in zip(operands, numbers)]
         inputs = list(dict.fromkeys(filter(None, bases)))
         if not inputs:  # numbers alone: the first as a tensor
             bases[0] = self.fill([], numbers[0] or 0.0)
@@ -277,7 +279,8 @@ class Writer:
             return operand.shape
         return self.shape_of[operand] if isinstance(operand, str) else []
 
-    def _base(self, operand: Any) -> str:
+    def base(self, operand: Any) -> str:
+        """A tensor's name, of an expanded one that from which it is."""
         if isinstance(operand, Node):
             operand = self.values.get(self.program.index[operand], operand)
         if isinstance(operand, Expanded) and not operand.name:
@@ -301,9 +304,12 @@ class Writer:
         name = self.parameter_of(node)
         if name is None:
             return self.reshape(node, shape, "weight")
+        if self.dtype(node) != torch.float32:
+            raise Refusal(f"the parameter '{name}' is {self.dtype(node)}; torch.float32 is expected")
+        return self.parameter(name, shape)
+
+    def parameter(self, name: str, shape: Sequence[int]) -> str:
         if name not in self.tensors:
-            if self.dtype(node) != torch.float32:
-                raise Refusal(f"the parameter '{name}' is {self.dtype(node)}; torch.float32 is expected")
             self._declare(name, shape, "f32", "parameter")
         return self.reshape(name, shape, "weight")
 

@@ -99,6 +99,28 @@ def test_rows_that_differ_by_sample_are_the_preludes():
     assert loss["shapes"][1] == ["batch", "batch"] and result.converted.fixed_batch == []
 
 
+class WrittenInto(nn.Module):
+    """What is learnt is written into what has no gradient: into positions made under no_grad, and into what was detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            places = self.a(x) * 2
+        places += self.b(x)
+        h = self.a(x)
+        start = h.tanh().detach()
+        start[:, 1:3] += self.c(x)[:, 1:3]
+        start.mul_(x)
+        return (places * start).square().mean() + h.mean()
+
+
+def test_what_is_written_into_a_detached_tensor_keeps_its_gradient():
+    assert_same(both(start(WrittenInto()), floats("x", 3, 4)))
+
+
 def test_gradients_stop_at_detach_and_under_no_grad():
     class Stopped(nn.Module):
         def __init__(self):
@@ -184,14 +206,14 @@ def test_everything_that_cannot_be_converted_is_told_at_once():
             self.inner = nn.Linear(4, 4)
 
         def forward(self, x):
-            a = torch.linalg.inv(self.inner(x))
+            a = torch.linalg.qr(self.inner(x))[1]
             b = F.fractional_max_pool2d(self.inner(x)[None, None], 2, 2)
             return torch.special.bessel_j0(a).sum() + b.sum()
 
     with pytest.raises(Unsupported) as caught:
         capture(Strange(), None, floats("x", 4, 4))
     found = {op.op.split(".")[1]: op for op in caught.value.ops}
-    assert {"linalg_inv_ex", "special_bessel_j0", "fractional_max_pool2d"} <= set(found)
+    assert {"linalg_qr", "special_bessel_j0", "fractional_max_pool2d"} <= set(found)
     assert found["fractional_max_pool2d"].reason == "there is no such op yet"
     assert all(op.source.startswith("test_capture.py:") or "test_capture.py:" in op.source for op in caught.value.ops)
     assert "operations cannot be trained" in str(caught.value)
@@ -207,6 +229,16 @@ class Checked(nn.Module):
     def forward(self, x):
         y = self.f(x)
         assert_bounded(x, y)
+        if x is not None and x.max() >= 99:
+            raise ValueError("too large")
+        if not (x > -99).all():
+            raise ValueError("too small")
+        if (
+            x.abs().min() > 99  # of all
+            or x.abs().max() > 99
+        ):
+            # they are not
+            raise ValueError("large")
         if torch.isinf(y).any() or not torch.isfinite(y).all():
             y = y.clamp(-1e4, 1e4)
         if self.training and torch.rand([]) < self.p:
@@ -222,6 +254,24 @@ def test_checks_of_values_are_taken_to_pass():
     assert "test_capture.py:" in caught.value.ops[0].source
 
 
+@pytest.mark.parametrize("is_negated", [False, True])
+def test_branches_on_values_are_no_checks(is_negated):
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if not is_negated and x.max() > 0:
+                x = x * 2
+            if not x.max() > 0 and x.min() < 0:
+                raise ValueError
+            return self.f(x).mean()
+
+    with pytest.raises(Unsupported, match="depends on values"):
+        capture(Branching(), None, floats("x", 3, 4))
+
+
 def test_a_size_that_depends_on_values_is_refused_by_name():
     class Masked(nn.Module):
         def __init__(self):
@@ -230,11 +280,11 @@ def test_a_size_that_depends_on_values_is_refused_by_name():
 
         def forward(self, x):
             y = self.f(x)
-            return (y[x > 0] ** 2).mean()
+            return (y[(x > 0).nonzero()[1:, 0]] ** 2).mean()
 
     with pytest.raises(Unsupported) as caught:
         capture(Masked(), None, floats("x", 3, 4))
-    assert caught.value.ops[0].op == "aten.index.Tensor" and "depends on values" in caught.value.ops[0].reason
+    assert any("depends on values" in op.reason for op in caught.value.ops)
 
 
 def test_what_export_cannot_follow_is_refused_with_its_line():

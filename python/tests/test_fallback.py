@@ -63,12 +63,12 @@ def low_pass(x):
     """Complex numbers in the middle: what joins them is computed by PyTorch too."""
     spectrum = torch.fft.rfft(x)
     weights = torch.linspace(1, 0, spectrum.shape[-1])
-    return torch.fft.irfft(spectrum * weights, n=x.shape[-1]) + x
+    return torch.fft.irfft(torch.sinh(spectrum * weights / 9), n=x.shape[-1]) + x
 
 
 def crossed(x):
     """A way out of the region and back into it, by an op that the network has."""
-    a = torch.fft.rfft(x)
+    a = torch.sinh(torch.fft.rfft(x) / 9)
     size = torch.relu(a.abs())
     return torch.fft.irfft(a * (1 + size), n=x.shape[-1])
 
@@ -80,13 +80,13 @@ def spectral_norm_of(x):
 
 
 FUNCTIONS = {
-    "lgamma": lambda x: torch.lgamma(x.abs() + 0.5),
+    "bessel": lambda x: torch.special.i0(x.abs() + 0.5),
     "low_pass": low_pass,
     "crossed": crossed,
     "svd": spectral_norm_of,
     "double": lambda x: (x.double() * math.pi).cos().float(),
-    "whole_numbers": lambda x: x * torch.bucketize(x.detach(), torch.tensor([-0.5, 0.0, 0.5])),
-    "inside_a_branch": lambda x: torch.where(torch.signbit(x), torch.lgamma(x.abs() + 1), torch.relu(x)),
+    "whole_numbers": lambda x: x * torch.bucketize(x.detach(), torch.tensor([-0.5, 0.0, 0.5])) * torch.gcd(x.detach().long(), torch.tensor(6)),
+    "inside_a_branch": lambda x: torch.where(torch.signbit(x), torch.special.i0(x.abs() + 1), torch.relu(x)),
 }
 
 
@@ -98,7 +98,7 @@ def test_the_losses_are_pytorchs(name):
     assert [step(batch(i)) for i in range(4)] == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize("name", ["lgamma", "low_pass", "svd"])
+@pytest.mark.parametrize("name", ["bessel", "low_pass", "svd"])
 def test_the_least_memory_gives_the_same_bits(name):
     model = Middle(FUNCTIONS[name], width=256)
     start = copy.deepcopy(model.state_dict())
@@ -114,16 +114,16 @@ def test_the_least_memory_gives_the_same_bits(name):
 
 def test_without_it_the_op_is_refused_and_the_way_out_is_named():
     with pytest.raises(plimsoll.Unsupported) as told:
-        compiled(Middle(FUNCTIONS["lgamma"]), fallback=None)
-    assert [op.op for op in told.value.ops] == ["aten.lgamma.default"]
+        compiled(Middle(FUNCTIONS["bessel"]), fallback=None)
+    assert [op.op for op in told.value.ops] == ["aten.i0.default"]
     assert 'fallback="torch"' in str(told.value)
 
 
 def test_what_pytorch_computes_is_told_with_its_memory():
-    step = compiled(Middle(FUNCTIONS["lgamma"], width=4096), memory="128MiB")
+    step = compiled(Middle(FUNCTIONS["bessel"], width=4096), memory="128MiB")
     (entry,) = step.fallbacks
     assert entry["unplanned_bytes"] is None and step.plan["unplanned_bytes"] is None
-    assert [op["op"] for op in entry["ops"]] == ["aten.lgamma.default"] and "test_fallback.py" in entry["ops"][0]["source"]
+    assert [op["op"] for op in entry["ops"]] == ["aten.i0.default"] and "test_fallback.py" in entry["ops"][0]["source"]
     step(batch(0))
     result = 8 * 4096 * 4  # of the forward pass, before it is copied into the arena
     assert result <= step.plan["unplanned_bytes"] <= 6 * result
@@ -132,7 +132,7 @@ def test_what_pytorch_computes_is_told_with_its_memory():
 
 
 def test_other_batches_take_it_too():
-    model = Middle(FUNCTIONS["lgamma"])
+    model = Middle(FUNCTIONS["bessel"])
     expected = eager(copy.deepcopy(model), 1, size=8)
     step = compiled(model)
     assert step(batch(0)) == pytest.approx(expected[0], rel=1e-5)
@@ -205,7 +205,7 @@ def test_each_place_is_told_as_its_own():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
-            self.early, self.late = Middle(FUNCTIONS["lgamma"]), Middle(FUNCTIONS["lgamma"])
+            self.early, self.late = Middle(FUNCTIONS["bessel"]), Middle(FUNCTIONS["bessel"])
 
         def forward(self, x):
             return self.early(x) + self.late(x)
@@ -219,7 +219,7 @@ def test_nothing_is_rehearsed_with_numbers_without_meaning(monkeypatch, tmp_path
     seen = []
     forward = Function.forward
     monkeypatch.setattr(Function, "forward", lambda self, i, o: (seen.append(bool(i[0].any())), forward(self, i, o))[1])
-    step = compiled(Middle(FUNCTIONS["lgamma"]), costs="measured")
+    step = compiled(Middle(FUNCTIONS["bessel"]), costs="measured")
     assert seen and not any(seen)
     step(batch(0))
     assert seen[-1]

@@ -626,3 +626,34 @@ def test_the_example_runs(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["last"] < told["first"] and told["peak_mib"] <= told["memory_mib"]
+
+
+def test_speech_is_masked_anew_for_every_batch():
+    """SpecAugment's masks, which transformers draws by numpy."""
+    from plimsoll.hf_masks import drawn
+
+    torch.manual_seed(0)
+    padding = torch.ones(400, 60).long()
+    padding[200:, 40:] = 0
+    masks = drawn((400, 60), 0.3, 5, padding)
+    assert not masks[200:, 40:].any()
+    spans = 0.3 * torch.tensor([60.0, 40.0]) / 5  # of which some overlap
+    shares = torch.stack([masks[:200].float().mean(), masks[200:, :40].float().mean()])
+    assert (0.2 < shares).all() and (shares < 0.3).all() and spans[0] > 3
+    assert all(1 <= len(row.nonzero()) <= 20 for row in masks)
+    config = transformers.Wav2Vec2Config(
+        vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 2),
+        num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, mask_time_prob=0.5, mask_time_length=2, layerdrop=0.0,
+        hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0, final_dropout=0.0,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.Wav2Vec2ForCTC(config)
+    batch = {"input_values": torch.randn(2, 400), "labels": torch.tensor([[3, 4, 4, 5], [2, 7, -100, -100]])}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = plimsoll.compile(model, optimizer, example=batch, memory="8MiB", threads=1, costs="estimated", progress=False)
+    losses = [step(batch) for _ in range(8)]
+    assert len({round(loss, 4) for loss in losses}) > 4
+    with torch.no_grad():
+        expected = [model(**batch).loss.item() for _ in range(40)]
+    assert min(expected) - 1 < min(losses) and max(losses) < max(expected) + 1
+    assert step.evaluate(batch) == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-4)

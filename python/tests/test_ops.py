@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import plimsoll
 from cases import Branches, Function, weighted
 from plimsoll.errors import Unsupported
 from support import Both, assert_same, both, floats, integers, start
@@ -504,6 +505,66 @@ PRODUCTS = {
 }
 
 
+DISTRIBUTIONS = {
+    "lgamma": lambda x: torch.lgamma(x.abs() * 3 + 0.01) + torch.lgamma(x - 0.013),
+    "digamma": lambda x: torch.digamma(x.abs() * 3 + 0.3) + torch.digamma(x - 0.013),
+    "erfinv": lambda x: torch.erfinv(x * 0.49),
+    "student_t": lambda x: torch.distributions.StudentT(x[:, 0].abs() + 2.1, x[:, 1], x[:, 2].abs() + 0.1).log_prob(torch.ones(6)),
+    "negative_binomial": lambda x: torch.distributions.NegativeBinomial(x[:, 0].abs() + 0.1, logits=x[:, 1]).log_prob(3 * torch.ones(6)),
+    "beta": lambda x: torch.distributions.Beta(x[:, 0].abs() + 0.1, x[:, 1].abs() + 0.1).log_prob(0.3 * torch.ones(6)),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x[:, :3].abs() + 0.5).entropy(),
+}
+
+
+def test_functions_of_distributions():
+    check({name: Function(body, *SHAPE) for name, body in DISTRIBUTIONS.items()}, tolerance=1e-6)
+
+
+def test_elements_by_their_places():
+    check({"windows": Function(lambda x: x.contiguous().as_strided((len(x), 20, 5), (72, 3, 1), 2), *SHAPE)})
+
+
+def test_covariances():
+    check({"cov": Function(lambda x: torch.cov(x[:, 0, 0]), *SHAPE), "corrcoef": Function(lambda x: x[:, 0, 1].T.corrcoef(), *SHAPE)}, 5, *SHAPE)
+
+
+def test_distances_of_other_orders():
+    branches = {f"order_{p:.0f}": Function(lambda x, p=p: torch.cdist(x, 2 * x + 1, p=p), *SHAPE) for p in (1.0, 3.0, math.inf)}
+    branches |= {f"pairs_{p:.0f}": Function(lambda x, p=p: torch.pdist(x.flatten(0, 2), p=p), *SHAPE) for p in (1.0, 2.0)}
+    check(branches)
+
+
+def test_what_comes_up_to_each_element():
+    bounds = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
+    branches = {
+        "logcumsumexp": lambda x: (30 * x).logcumsumexp(2),
+        "cummax": lambda x: x.cummax(1)[0] + x.cummin(-1).values,
+        "bucketize": lambda x: torch.bucketize(x, bounds.to(x.dtype)) * x,
+        "searchsorted": lambda x: torch.searchsorted(x.sort(-1)[0], 0.9 * x.flip(-1), right=True) * x,
+    }
+    check({name: Function(body, *SHAPE) for name, body in branches.items()})
+
+
+class Placed(nn.Module):
+    """Rows of images where a text has places for them, or numbers where a mask says so."""
+
+    def __init__(self, is_by_rows: bool):
+        super().__init__()
+        self.text, self.image, self.is_by_rows = nn.Linear(3, 4), nn.Linear(5, 4 if is_by_rows else 2), is_by_rows
+
+    def forward(self, x: Tensor, images: Tensor, words: Tensor) -> Tensor:
+        h = self.text(x)
+        mask = (words == 7)[:, :, None].expand_as(h)
+        return weighted(h.masked_scatter(mask if self.is_by_rows else mask & (torch.arange(4) % 2 == 0), self.image(images)).tanh())
+
+
+@pytest.mark.parametrize("is_by_rows", [True, False])
+def test_writing_at_a_mask(is_by_rows):
+    words = torch.tensor([[1, 7, 7, 2], [7, 3, 4, 7], [7, 7, 1, 1]])
+    batches = [(floats("x", n, 4, 3), floats("images", n, 2, 5), words[:n]) for n in (2, 3)]
+    assert_same(both(start(Placed(is_by_rows)), batches[0], run_batch=batches[1]))
+
+
 def test_products_and_orders():
     check({name: Function(body, *SHAPE) for name, body in PRODUCTS.items()})
 
@@ -821,11 +882,45 @@ def test_random_ops_with_given_masks(p):
     assert [t["name"] for t in result.section["tensors"] if t["role"] == "hyperparameter"] == ["step_number", "seed"]
 
 
+class Jitter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return (y * torch.empty_like(y).uniform_(0.5, 2.0)).square().mean() + 0 * torch.empty(3).uniform_(-1, 1).sum()
+
+
+def test_numbers_that_are_drawn_into_a_tensor():
+    result = both(start(Jitter()), floats("x", 200, 6))
+    noise = next(v for name, v in result.run.values.items() if "uniform" in name and v.shape == (200, 4) and float(v.min()) > 0.4)
+    assert 0.5 <= float(noise.min()) < 0.51 and 1.99 < float(noise.max()) < 2.0 and abs(float(noise.mean()) - 1.25) < 0.05
+
+
 def test_the_reference_draws_as_the_core_does():
     from plimsoll.reference import random_bits
 
     # Philox4x32-10 of zeros: the first known answer of Random123's test vectors.
     assert [hex(v) for v in random_bits(0, 0, 0, 4)] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+
+
+class Mixed(nn.Module):
+    """As mixup does it, every sample with another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return weighted(0.7 * y + 0.3 * y.flip(0))
+
+
+def test_an_order_of_the_samples_is_of_one_batch_size():
+    result = both(start(Mixed()), floats("x", 3, 6))
+    assert_same(result)
+    assert "as many as there are samples" in result.converted.fixed_batch[0]
 
 
 class Capacity(nn.Module):
@@ -847,6 +942,113 @@ class Capacity(nn.Module):
 
 def test_whole_numbers_that_depend_on_parameters():
     assert_same(both(start(Capacity()), floats("x", 9, 6)))
+
+
+class Unequal(nn.Module):
+    """Fewer heads of keys than of values."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.values = nn.Linear(6, 8), nn.Linear(6, 4), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.queries, self.keys, self.values)]
+        return weighted(F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True))
+
+
+def test_fewer_heads_of_keys_than_of_values():
+    assert_same(both(start(Unequal()), floats("x", 2, 5, 6), run_batch=floats("z", 3, 5, 6)))
+
+
+class HalfKnown(nn.Module):
+    """A mask that is known for all queries alike, and another one of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        q, n = self.layer(x)[:, None], x.shape[1]
+        mask = ((torch.arange(n) < 4)[None, None, None] & kept[:, None, :, None]).expand(-1, 1, n, n).clone()
+        return weighted(F.scaled_dot_product_attention(q, q, q, attn_mask=mask | torch.eye(n, dtype=torch.bool)))
+
+
+def test_a_mask_of_which_a_part_is_known_for_all_queries():
+    assert_same(both(start(HalfKnown()), (floats("x", 2, 5, 6), integers("k", 2, 2, 5).bool()), run_batch=(floats("z", 3, 5, 6), integers("m", 2, 3, 5).bool())))
+
+
+class FewKeys(nn.Module):
+    """Many queries of a few keys, as an image has of its own in small."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.queries(x)[:, None], self.keys(x[:, ::5])[:, None]
+        return weighted(F.scaled_dot_product_attention(q, k, k.tanh()))
+
+
+def test_more_queries_than_keys():
+    assert_same(both(start(FewKeys()), floats("x", 2, 15, 6), run_batch=floats("z", 3, 15, 6)))
+
+
+class Picked(nn.Module):
+    """Places whose numbers are tensors: of the batch, or of what is best."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Linear(6, 4), nn.Parameter(torch.ones(5, 4))
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        y = self.layer(x)
+        best = y.mean((0, 1)).topk(2).indices
+        return weighted(y[:, place]) + weighted(y[..., best[0]] * y[:, 1, best[1], None].mean()) + weighted(self.table[place - 4, 1:3])
+
+
+def test_numbers_of_places_may_be_tensors():
+    assert_same(both(start(Picked()), (floats("x", 2, 5, 6), torch.tensor(3)), run_batch=(floats("z", 3, 5, 6), torch.tensor(1))))
+
+
+class Bracketed(nn.Module):
+    """Rows of a table between whose bounds something lies, as NeRF looks up where to look again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Linear(6, 5), nn.Parameter(torch.ones(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = self.layer(x).sigmoid().cumsum(-1)
+        place = torch.searchsorted(sums.detach(), torch.linspace(0.1, 2, 4).expand(len(x), 4).contiguous())
+        below, above = (place - 1).clamp(min=0), torch.clamp(place, max=4)
+        return weighted(self.table[below] * sums.gather(1, above)[..., None]) + weighted(self.table[place.clamp(1, 3)])
+
+
+def test_whole_numbers_within_bounds():
+    model, x = start(Bracketed()), floats("x", 3, 6)
+    assert_same(both(model, x, run_batch=floats("z", 4, 6)), 1e-6)
+    expected = model(x).item()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=x, memory="1MiB", threads=1, costs="estimated", progress=False)
+    assert step(x) == pytest.approx(expected, rel=1e-5)
+
+
+class Sentinel(nn.Module):
+    """Places that are chosen, or none; in the shape of something that depends on parameters, a number that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        best = y.topk(2, -1).indices
+        best = torch.where(best >= 2, torch.full_like(best, -1), torch.maximum(best, (best + 1) % 4))
+        kinds = torch.where(torch.ones_like(y).long() == 1, 0, -1)
+        return weighted(y) + weighted(best.float() * x[:, :2] + (best == -1)) + weighted((kinds[:, :2] == best).float())
+
+
+def test_whole_numbers_are_chosen_among():
+    assert_same(both(start(Sentinel()), floats("x", 9, 6), run_batch=floats("z", 5, 6)))
 
 
 class Far(nn.Module):

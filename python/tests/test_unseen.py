@@ -339,10 +339,35 @@ class Noisy(Squares):
         return ((self.inner(x) + torch.from_numpy(numpy.random.rand(3).astype("float32"))) ** 2).mean()
 
 
-@pytest.mark.parametrize("model", [Warmed, Jittered, Noisy])
+class Masked(Squares):
+    """As wav2vec 2.0 leaves out what it listens to: a mask of the batch's size, by numpy."""
+
+    def forward(self, x):
+        return (self.inner(x) * torch.from_numpy(numpy.random.rand(len(x), 3) > 0.5)).square().mean()
+
+
+@pytest.mark.parametrize("model", [Warmed, Jittered, Noisy, Masked])
 def test_numbers_that_python_gives_anew_at_every_call_are_refused(model):
     with pytest.raises(plimsoll.Unsupported, match="a step would keep the first"):
         compiled(model())
+
+
+class Counted(Squares):
+    """Tensors that Python makes of the number of samples."""
+
+    def forward(self, x):
+        return (self.inner(x) ** 2).sum() / torch.tensor(float(len(x))) + (self.inner(x).sum(1) * torch.tensor([0.5] * len(x))).mean()
+
+
+def test_tensors_that_python_makes_of_the_number_of_samples():
+    ours, theirs = Counted(), Counted()
+    step, optimizer = compiled(ours), torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for number, rows in zip(batches(), (len(ROWS), 2, 1, len(ROWS))):
+        optimizer.zero_grad()
+        loss = theirs(number[:rows])
+        loss.backward()
+        optimizer.step()
+        assert step(number[:rows]) == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_parameters_that_share_some_elements_are_refused():
@@ -434,12 +459,6 @@ class Branching(Squares):
         return torch.cond(x.sum() > 0, lambda x: (self.inner(x) ** 2).mean(), lambda x: self.inner(x).mean(), (x,))
 
 
-class Empty(Squares):
-    def __init__(self):
-        super().__init__()
-        self.none = nn.Parameter(torch.zeros(0, 3))
-
-
 class Cumulative(Squares):
     def __init__(self):
         super().__init__()
@@ -452,7 +471,6 @@ class Cumulative(Squares):
         (Branching, r"cond in the model itself \(.*test_unseen.py:\d+\): .* torch.where"),
         (lambda: torch.jit.script(Squares()), "ScriptModule in the model itself: a scripted module"),
         (Cumulative, "BatchNorm1d in inner.1: with momentum=None"),
-        (Empty, "'none' has no elements"),
         (lambda: Squares().double(), r"call model.float\(\)"),
     ],
 )
@@ -460,6 +478,64 @@ def test_modules_that_cannot_be_followed_are_named(make, told):
     model = make()
     with pytest.raises(plimsoll.Unsupported, match=told):
         compiled(model, example=ROWS.to(next(model.parameters()).dtype))
+
+
+class Registers(Squares):
+    """Of tokens that a model may have, and this one has none of."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.registers = inner, nn.Parameter(torch.zeros(1, 0, 6))
+
+    def forward(self, x):
+        rows = torch.cat([self.registers.expand(len(x), -1, -1), x[:, None]], 1)
+        return (self.inner(rows)[:, self.registers.shape[1] :] ** 2).mean()
+
+
+def test_a_parameter_without_elements_is_no_matter():
+    inner = nn.Linear(6, 3)
+    expected = losses_of(lambda: Registers(copy.deepcopy(inner)))
+    assert expected == pytest.approx(pytorchs(lambda: Registers(copy.deepcopy(inner))), rel=1e-5)
+
+
+class MaskedWeight(Squares):
+    def forward(self, x):
+        self.inner.weight.data *= 0.5
+        return (self.inner(x) ** 2).mean()
+
+
+def test_a_parameter_that_is_changed_in_the_forward_pass_is_refused():
+    with pytest.raises(plimsoll.Unsupported, match=r"through .data; .* self.weight \* self.mask"):
+        compiled(MaskedWeight())
+
+
+def test_what_is_changed_through_data_is_refused():
+    class Clamped(Squares):
+        def forward(self, x):
+            y = self.inner(x)
+            y.data[:, 0].clamp_(0, 1)
+            return (y**2).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="through .data"):
+        compiled(Clamped())
+
+
+def test_data_is_what_it_is_without_a_gradient():
+    class Scaled(Squares):
+        def forward(self, x):
+            y = self.inner(x)
+            return (y**2).mean() / y.data.abs().max() + self.inner.weight.data.norm()
+
+    assert losses_of(Scaled) == pytest.approx(pytorchs(Scaled), rel=1e-5)
+
+
+def test_a_module_that_is_asked_to_be_what_it_is():
+    class Cast(Squares):
+        def forward(self, x):
+            self.inner = self.inner.to(x.dtype)
+            return (self.inner.to(x.device, torch.float32)(x) ** 2).mean()
+
+    assert losses_of(Cast) == pytest.approx(pytorchs(Cast), rel=1e-5)
 
 
 def test_weights_without_values_are_for_fits_alone():
@@ -557,27 +633,6 @@ def test_sparse_gradients_are_refused_where_pytorch_refuses_them(make, name):
 # --- what an export says, in plain words ---
 
 
-class Packed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(4, 3, batch_first=True)
-
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.layer(packed)[1].square().mean()
-
-
-class Penalty(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x, _):
-        x = x.flatten(1)[:, :4].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.layer(x).square().sum(), x, create_graph=True)
-        return slope.square().mean()
-
-
 class Chosen(nn.Module):
     def __init__(self):
         super().__init__()
@@ -588,7 +643,7 @@ class Chosen(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "kind, told", [(Packed, "run the layer on the padded batch"), (Penalty, "torch.autograd.grad"), (Chosen, "depends on values")]
+    "kind, told", [(Chosen, "depends on values")]
 )
 def test_what_an_export_objects_to_is_told_in_plain_words(kind, told):
     with pytest.raises(plimsoll.Unsupported, match=told):

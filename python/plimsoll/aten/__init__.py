@@ -6,6 +6,7 @@ from . import (
     experts,
     layers,
     losses,
+    matrices,
     norms,
     random,
     recurrent,

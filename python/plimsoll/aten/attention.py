@@ -34,7 +34,7 @@ def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[Node], text
     if band is not None:
         mask, window = None, tuple(min((n for n in side if n is not None), default=None) for side in zip(window, band))  # type: ignore[assignment]
     inputs, is_grouped = _of_one_batch(w, q, k, a["value"], is_grouped)
-    inputs += [w._base(x) for x in (mask, texts) if x is not None]
+    inputs += [w.base(x) for x in (mask, texts) if x is not None]
     left, right = window
     attributes = {
         "scale": 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"]),
@@ -65,6 +65,8 @@ def _of_one_batch(w: "Writer", q: Node, k: Node, v: Node, is_grouped: bool) -> t
     """The three with equal sizes before the last two, and whether heads are grouped: one head of keys for all queries is a
     group; what else is broadcast is written out."""
     before = [w.shape(x)[:-2] for x in (q, k, v)]
+    if is_grouped and before[1] != before[2]:
+        return [q, _for_each_query(w, k, before[0]), _for_each_query(w, v, before[0])], False
     if is_grouped or before[0] == before[1] == before[2]:
         return [q, k, v], is_grouped
     if before[1] == before[2] and before[1] == [*before[0][:-1], 1]:
@@ -73,3 +75,12 @@ def _of_one_batch(w: "Writer", q: Node, k: Node, v: Node, is_grouped: bool) -> t
     return [
         x if shape == full else Expanded(w.value(x), [*full, *w.shape(x)[-2:]]) for x, shape in zip((q, k, v), before)
     ], False
+
+
+def _for_each_query(w: "Writer", x: Node, before: list[int]) -> str:
+    """Every head of keys or values as often as there are heads of queries in its group."""
+    *batch, heads, rows, width = w.shape(x)
+    if heads == before[-1]:
+        return w.value(x)
+    one, wide = [*batch, heads, 1, rows, width], [*batch, heads, before[-1] // heads, rows, width]
+    return w.reshape(w.emit("Expand", [w.reshape(x, one)], wide, {"shape": wide}, "expand"), [*batch, before[-1], rows, width])

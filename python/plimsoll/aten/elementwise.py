@@ -96,6 +96,8 @@ EXPRESSIONS = {
     "logical_or.default": "or({self},{other})",
     "bitwise_and.Tensor": "and({self},{other})",
     "bitwise_or.Tensor": "or({self},{other})",
+    "bitwise_and.Scalar": "and({self},{other})",
+    "bitwise_or.Scalar": "or({self},{other})",
     **{
         f"{name}.{kind}": f"{name}({{self}},{{other}})"
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -116,9 +118,16 @@ def expression(w: "Writer", template: str, a: Arguments, part: str = ""):
     return w.pointwise(template, [a[name] for name in names], part)
 
 
+# Those that make whole numbers of whole numbers.
+WHOLE = {
+    template: template.format(**{name: "{%d}" % i for i, name in enumerate(_fields(template))})
+    for template in map(EXPRESSIONS.get, ("mul.Tensor", "where.self", "masked_fill.Scalar", "maximum.default", "minimum.default", "remainder.Tensor", "clamp_min.default", "clamp_max.default"))
+}
+
+
 def _from_table(template: str):
     def convert(w: "Writer", node: Node, a: Arguments):
-        if template == "mul({self},{other})" and (y := whole(w, node, "mul({0},{1})", [a["self"], a["other"]])) is not None:
+        if template in WHOLE and (y := whole(w, node, WHOLE[template], [a[name] for name in _fields(template)])) is not None:
             return y
         _expect_float_or_bool(w, node)
         return expression(w, template, a)
@@ -200,9 +209,84 @@ def atan2(w: "Writer", node: Node, a: Arguments):
     return w.pointwise(f"where({flat},add({angle},{left}),sub({upright},{angle}))", [y, x])
 
 
+_SHIFT = 6  # what is added before series in 1 / x hold
+
+
+def _of_large(form: str) -> str:
+    """A series of {z}, where {x} > 0: at x + 6, with what that adds taken off."""
+    return form.replace("{z}", f"add({{x}},{float(_SHIFT)!r})")
+
+
+def _lgamma(x: str) -> str:
+    """Stirling's series at x + 6, less the logarithms of x to x + 5."""
+    series = "add(mul(sub({z},0.5),log({z})),sub(div(sub({c1},div(sub({c2},div({c3},square({z}))),square({z}))),{z}),sub({z},{c0})))"
+    values = {"{c0}": 0.5 * math.log(2 * math.pi), "{c1}": 1 / 12, "{c2}": 1 / 360, "{c3}": 1 / 1260}
+    product = "{x}"
+    for i in range(1, _SHIFT):
+        product = f"mul({product},add({{x}},{float(i)!r}))"
+    form = _of_large(f"sub({series},log({product}))")
+    for name, value in values.items():
+        form = form.replace(name, repr(value))
+    return form.replace("{x}", x)
+
+
+def _digamma(x: str) -> str:
+    series = "sub(sub(log({z}),div(0.5,{z})),div(sub({c1},div(sub({c2},div({c3},square({z}))),square({z}))),square({z})))"
+    values = {"{c1}": 1 / 12, "{c2}": 1 / 120, "{c3}": 1 / 252}
+    total = "div(1.0,{x})"
+    for i in range(1, _SHIFT):
+        total = f"add({total},div(1.0,add({{x}},{float(i)!r})))"
+    form = _of_large(f"sub({series},{total})")
+    for name, value in values.items():
+        form = form.replace(name, repr(value))
+    return form.replace("{x}", x)
+
+
+@converts("lgamma.default")
+def lgamma(w: "Writer", node: Node, a: Arguments):
+    """Below 1/2 by Euler's reflection."""
+    above, sine = "max({0},0.5)", f"sin(mul({math.pi!r},sub({{0}},floor({{0}}))))"
+    mirrored = f"sub(log(div({math.pi!r},{sine})),{_lgamma('sub(1.0,min({0},0.5))')})"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_lgamma(above)})", [a["self"]])
+
+
+@converts("digamma.default")
+def digamma(w: "Writer", node: Node, a: Arguments):
+    above, angle = "max({0},0.5)", f"mul({math.pi!r},sub({{0}},floor({{0}})))"
+    mirrored = f"sub({_digamma('sub(1.0,min({0},0.5))')},div(mul({math.pi!r},cos({angle})),sin({angle})))"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_digamma(above)})", [a["self"]])
+
+
+# By Giles, Approximating the erfinv function (2012), of w = -log(1 - x * x): around 2.5, and around 3 of the root.
+_ERFINV = (
+    [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941],
+    [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682],
+)
+
+
+@converts("erfinv.default")
+def erfinv(w: "Writer", node: Node, a: Arguments):
+    """With a step of Newton's, so that its error is that of erf."""
+    size = w.pointwise("neg(log(mul(sub(1.0,{0}),add(1.0,{0}))))", [a["self"]], "size")
+    forms = []
+    for of, polynomial in zip(("sub({0},2.5)", "sub(sqrt(max({0},5.0)),3.0)"), _ERFINV):
+        form = repr(polynomial[0])
+        for c in polynomial[1:]:
+            form = f"add(mul({form},{of}),{c!r})"
+        forms.append(form)
+    y = w.pointwise(f"mul({{1}},where(lt({{0}},5.0),{forms[0].replace('{0}', 'min({0},5.0)')},{forms[1]}))", [size, a["self"]], "first")
+    y = w.emit("StopGradient", [y], w.shape(node), part="fixed")
+    return w.pointwise(f"sub({{0}},mul(mul(sub(erf({{0}}),{{1}}),{math.sqrt(math.pi) / 2!r}),exp(square({{0}}))))", [y, a["self"]])
+
+
 @converts("clamp.default", "clamp.Tensor")
 def clamp(w: "Writer", node: Node, a: Arguments):
     low, high = a["min"], a["max"]
+    if w.dtype(node) in (torch.int64, torch.int32):
+        form = "min({0},{1})" if low is None else "max({0},{1})" if high is None else "min(max({0},{1}),{2})"
+        y = whole(w, node, form, [a["self"], *(bound for bound in (low, high) if bound is not None)])
+        if y is not None:
+            return y
     if low is None or high is None:
         return w.pointwise("min({0},{1})" if low is None else "max({0},{1})", [a["self"], high if low is None else low])
     if isinstance(low, Node) or isinstance(high, Node):

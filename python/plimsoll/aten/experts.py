@@ -94,6 +94,13 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
         return int(known.min()), int(known.max())
     if node.op != "call_function":
         return None
+    if str(node.target) == "aten.full.default":
+        return int(node.args[1]), int(node.args[1])  # type: ignore[call-overload]
+    if str(node.target) in ("aten.where.self", "aten.masked_fill.Scalar"):
+        several = [extent(w, x) for x in (node.args[1:] if "where" in str(node.target) else (node.args[0], node.args[2]))]
+        return None if None in several else (min(e[0] for e in several), max(e[1] for e in several))  # type: ignore[index]
+    if str(node.target) in ("aten.searchsorted.Tensor", "aten.bucketize.Tensor"):
+        return 0, w.shape(node.args[0 if "searchsorted" in str(node.target) else 1])[-1]  # type: ignore[arg-type]
     if getattr(node.target, "__name__", "") == "getitem":
         source: Any = node.args[0]
         is_place = node.args[1] == 1 and str(source.target).startswith(_PLACES)
@@ -104,7 +111,7 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
         for n in w.shape(node.args[0]):  # type: ignore[arg-type]
             size *= n
         return 0, size - 1
-    parts = [extent(w, x) for x in node.args[: 2 if name.endswith((".Tensor", ".Scalar")) else 1]]
+    parts = [extent(w, x) for x in node.args[: 2 if name.endswith((".Tensor", ".Scalar", "mum.default")) else 1]]
     if any(part is None for part in parts):
         return None
     (low, high), *others = parts  # type: ignore[misc]
@@ -115,13 +122,18 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
         for n in w.shape(node.args[0]):  # type: ignore[arg-type]
             count *= n
         return min(low, low * count), max(high, high * count)
-    if name == "aten.clamp.default":
+    if name in ("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default"):
         bounds = [x for x in node.args[1:] if isinstance(x, int)]
         return min([low, *bounds]), max([high, *bounds])
     if name.startswith("aten.add.") and others and not node.kwargs:
         return low + others[0][0], high + others[0][1]  # type: ignore[index]
     if name.startswith("aten.sub.") and others and not node.kwargs:
         return low - others[0][1], high - others[0][0]  # type: ignore[index]
+    if name.startswith("aten.remainder.") and others and others[0][0] > 0:  # type: ignore[index]
+        return 0, others[0][1] - 1  # type: ignore[index]
+    if name in ("aten.maximum.default", "aten.minimum.default") and others:
+        pick = max if "max" in name else min
+        return pick(low, others[0][0]), pick(high, others[0][1])  # type: ignore[index]
     if name.startswith("aten.mul.") and others:
         ends = [a * b for a in (low, high) for b in others[0]]  # type: ignore[union-attr]
         return min(ends), max(ends)

@@ -12,6 +12,7 @@ from .registry import Arguments, Refusal, axis, converts
 if TYPE_CHECKING:
     from ..writer import Writer
 
+MOST_STEPS = 512  # of F.ctc_loss
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -108,3 +109,33 @@ def _soft_cross_entropy(w: "Writer", node: Node, a: Arguments):
     if a["reduction"] == 2:
         return total
     return w.pointwise("div({0},{1})", [total, float(math.prod(w.shape_of[each]))])
+
+
+@converts("plimsoll.alignments.default")
+def alignments(w: "Writer", node: Node, a: Arguments):
+    """Of F.ctc_loss (ctc.py): a sum in logarithms for every step."""
+    from ..ctc import NEVER
+
+    steps, rows, places = w.shape(a["x"])
+    if steps > MOST_STEPS:
+        raise Refusal(f"F.ctc_loss over {steps} steps; up to {MOST_STEPS} are possible, each with ops of its own. Take shorter pieces, or fewer frames a second")
+    until = None if a["fills"] else w.reshape(a["until"], [rows, 1], "until")
+    leaps, x = w.value(a["leaps"]), w.value(a["x"])
+
+    def of_step(t: int) -> str:
+        return w.reshape(w.slice(x, 0, t, 1, part="of_step"), [rows, places])
+
+    y = w.value(w.pointwise("add({0},{1})", [of_step(0), a["begins"]], "begin"))
+    most = "max(max({0},{1}),add({2},{3}))"
+    after = f"add({{4}},add({most},log(add(add(exp(sub({{0}},{most})),exp(sub({{1}},{most}))),exp(sub(add({{2}},{{3}}),{most}))))))"
+    for t in range(1, steps):
+        wide = w.emit("Pad", [y], [rows, places + 2], {"begin": [0, 2], "end": [0, 0], "mode": "constant", "value": NEVER}, "wide")
+        operands = [y, w.slice(wide, 1, 1, places, part="next"), w.slice(wide, 1, 0, places, part="leap"), leaps, of_step(t)]
+        if until is None:
+            y = w.value(w.pointwise(after, operands, "step"))
+        else:
+            y = w.value(w.pointwise(f"where(gt({{5}},{float(t)}),{after},{{0}})", [*operands, until], "step"))
+    ended = w.value(w.pointwise("add({0},{1})", [y, a["ends"]], "end"))
+    top = w.reduce(ended, "max", [1], True, "max")
+    total = w.reduce(w.pointwise("exp(sub({0},{1}))", [ended, top], "exp"), "sum", [1], True, "sum")
+    return w.reshape(w.pointwise("add(log({0}),{1})", [total, top]), [rows])

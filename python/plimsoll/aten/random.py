@@ -58,6 +58,13 @@ def even(w: "Writer", shape) -> str:
     return w.value(w.pointwise(form, [normal], "even"))
 
 
+@converts("uniform.default")
+def uniform(w: "Writer", node: Node, a: Arguments):
+    """What x.uniform_(low, high) puts into x."""
+    low, high = float(a["from"]), float(a["to"])
+    return w.pointwise("add(mul({0},{1}),{2})", [even(w, w.shape(node)), high - low, low])
+
+
 @converts("rand_like.default", "rand.default")
 def rand(w: "Writer", node: Node, a: Arguments):
     return even(w, w.shape(node))

@@ -71,3 +71,20 @@ def _direction(
     attributes = {"cell": cell, "reverse": int(reverse)}
     results = w.emit("RecurrentForward", inputs, shapes, attributes, f"cells{part}", outputs=outputs)
     return list(results[:2]) if cell == "lstm" else [results[0]]
+
+
+@converts("plimsoll.recurrence.default")
+def one_direction(w: "Writer", node: Node, a: Arguments):
+    """Of sequences of different lengths (packed.py). Gives (h, c) of all steps."""
+    results = _direction(w, w.value(a["x"]), CELLS[a["cell"]], a["weights"], [_row_of_states(w, s) for s in a["state"]], False, "")
+    return results[0], results[-1]
+
+
+def _row_of_states(w: "Writer", state: Node) -> str:
+    number = w.number(state)
+    return w.value(state) if number is None else w.fill(w.shape(state), number, "first")
+
+
+@converts("plimsoll.packed.default")
+def packed(w: "Writer", node: Node, a: Arguments):
+    raise Refusal(".data of a packed sequence, whose size depends on values; do before pack_padded_sequence, or after pad_packed_sequence, what is done with it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
+import torch
 from torch.fx import Node
 
 from .registry import Arguments, Refusal, axis, converts
@@ -97,16 +98,49 @@ def product_of_all(w: "Writer", node: Node, a: Arguments):
 
 @converts("cumprod.default")
 def cumulative_product(w: "Writer", node: Node, a: Arguments):
-    """Each element times the one before it, then times the one two before it, then four: log2(n) steps."""
-    shape = w.shape(node)
-    dim, x, reach = axis(a["dim"], len(shape)), w.value(a["self"]), 1
-    while reach < shape[dim]:
+    return _cumulative(w, a, "mul({0},{1})")
+
+
+@converts("logcumsumexp.default")
+def cumulative_logsumexp(w: "Writer", node: Node, a: Arguments):
+    return _cumulative(w, a, "add(max({0},{1}),log1p(exp(neg(abs(sub({0},{1}))))))")
+
+
+@converts("cummax.default", "cummin.default")
+def cumulative_extreme(w: "Writer", node: Node, a: Arguments):
+    """Gives (values, None)."""
+    return _cumulative(w, a, "max({0},{1})" if "cummax" in str(node.target) else "min({0},{1})"), None
+
+
+def _cumulative(w: "Writer", a: Arguments, of_two: str) -> str:
+    """Each element and the one before it, then and the one two before it, then four: log2(n) steps."""
+    x, reach = w.value(a["self"]), 1
+    shape = w.shape_of[x]
+    dim = axis(a["dim"], len(shape))
+    while shape and reach < shape[dim]:
         rest = shape[dim] - reach
         later, earlier = w.slice(x, dim, reach, rest), w.slice(x, dim, 0, rest)
-        multiplied = w.value(w.pointwise("mul({0},{1})", [later, earlier], "times"))
-        x = w.concat([w.slice(x, dim, 0, reach), multiplied], dim)
+        both = w.value(w.pointwise(of_two, [later, earlier], "times"))
+        x = w.concat([w.slice(x, dim, 0, reach), both], dim)
         reach *= 2
     return x
+
+
+@converts("searchsorted.Tensor", "bucketize.Tensor")
+def places_in_order(w: "Writer", node: Node, a: Arguments):
+    """How many of the bounds lie below each element."""
+    bounds, x = (a["sorted_sequence"], a["self"]) if "sorted_sequence" in a else (a["boundaries"], a["self"])
+    if a.get("sorter") is not None:
+        raise Refusal("searchsorted with a sorter; sort before")
+    right = bool(a["right"]) or a.get("side") == "right"
+    *before, count = w.shape(bounds)
+    after = w.shape(x)
+    if before and before != after[:-1]:
+        raise Refusal("bounds of other dimensions than those of what is looked up")
+    wide = w.reshape(bounds, [*before, *[1] * (len(after) - len(before)), count], "bounds")
+    below = w.pointwise("le({0},{1})" if right else "lt({0},{1})", [wide, w.reshape(x, [*after, 1], "each")], "below")
+    number = w.reduce(below, "sum", [len(after)], False, "number")
+    return w.emit("Cast", [number], after, {"dtype": "i64"}, dtype="i64")
 
 
 @converts("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
@@ -122,15 +156,46 @@ def distances(w: "Writer", node: Node, a: Arguments):
     """|x - y| by |x|^2 + |y|^2 - 2 x y', of each row of x with each of y. Where it is 0 its gradient is 0."""
     from .layers import product
 
-    if a["p"] != 2.0:
-        raise Refusal(f"distances of order {a['p']}; 2 is possible")
     x, y = a["x1"], a["x2"]
+    if a["p"] != 2.0:
+        return _distances_of_order(w, node, x, y, float(a["p"]))
     (*_, rows, width), (*_, columns, _) = w.shape(x), w.shape(y)
     batch = w.shape(node)[:-2]
     squares = [w.reduce(w.pointwise("square({0})", [t], "square"), "sum", [len(w.shape(t)) - 1], True) for t in (x, y)]
     other = w.reshape(squares[1], [*w.shape(y)[:-2], 1, columns])
     both = w.emit("MatMul", [x, y], [*batch, rows, columns], {"transpose_a": 0, "transpose_b": 1}, "product")
     return w.pointwise("sqrt(max(sub(add({0},{1}),mul({2},2.0)),1e-30))", [squares[0], other, both])
+
+
+def _distances_of_order(w: "Writer", node: Node, x: Node, y: Node, order: float):
+    """The differences of each row of x and each of y lie there as a whole."""
+    if order <= 0:
+        raise Refusal(f"distances of order {order}; one above 0 is expected")
+    (*batch, rows, columns), width = w.shape(node), w.shape(x)[-1]
+    each = w.reshape(x, [*w.shape(x)[:-1], 1, width], "each")
+    other = w.reshape(y, [*w.shape(y)[:-2], 1, columns, width], "other")
+    apart = w.pointwise("abs(sub({0},{1}))", [each, other], "apart")
+    dim = [len(batch) + 2]
+    if order in (1.0, math.inf):
+        return w.reduce(apart, "sum" if order == 1 else "max", dim, False, "")
+    total = w.reduce(w.pointwise("pow({0},{1})", [apart, order], "powers"), "sum", dim, False, "sum")
+    return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
+
+
+@converts("_pdist_forward.default")
+def distances_of_pairs(w: "Writer", node: Node, a: Arguments):
+    """Of each row to every later one."""
+    rows, width = w.shape(a["self"])
+    first, second = torch.triu_indices(rows, rows, 1)
+    pairs = len(first)
+    parts = [w.emit("IndexSelect", [a["self"], w.add_constant(i)], [pairs, width], {"axis": 0}, "rows") for i in (first, second)]
+    apart, order = w.pointwise("abs(sub({0},{1}))", parts, "apart"), float(a["p"])
+    if order <= 0:
+        raise Refusal(f"distances of order {order}; one above 0 is expected")
+    if order in (1.0, math.inf):
+        return w.reduce(apart, "sum" if order == 1 else "max", [1], False, "")
+    total = w.reduce(w.pointwise("pow({0},{1})", [apart, order], "powers"), "sum", [1], False, "sum")
+    return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
 
 
 @converts("var.correction", "std.correction", "var_mean.correction")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import torch
 from torch.fx import Node
 
+from .experts import EXACT
 from .registry import Arguments, Refusal, axis, converts
 
 if TYPE_CHECKING:
@@ -178,15 +179,44 @@ def _expect_floats(w: "Writer", node: Node) -> None:
 
 
 def _masked_put(w: "Writer", node: Node, a: Arguments, indices: list, values: Node):
-    """x[mask] = value, where the values do not tell elements apart."""
-    if len(indices) != 1 or math.prod(w.shape(values)) != 1 or a["accumulate"]:
-        raise Refusal("writing several values at a mask, whose number depends on the mask's values")
+    """x[mask] = value, where the values do not tell apart what the mask chooses."""
     mask = indices[0]
-    missing = len(w.shape(node)) - len(w.shape(mask))
+    missing = len(w.shape(node)) - len(w.shape(mask)) if mask is not None else 0
+    is_one = math.prod(w.shape(values)) == 1
+    if len(indices) != 1 or not (is_one or len(w.shape(values)) <= missing) or a["accumulate"]:
+        raise Refusal("writing several values at a mask, whose number depends on the mask's values")
     aligned = w.reshape(mask, w.shape(mask) + [1] * missing)
     value: Any = w.number(values)
-    value = w.reshape(values, []) if value is None else value
+    if value is None:
+        value = w.reshape(values, []) if is_one else values
     return w.pointwise("where({0},{1},{2})", [aligned, value, a["self"]])
+
+
+@converts("masked_scatter.default")
+def masked_scatter(w: "Writer", node: Node, a: Arguments):
+    """The source's numbers, one after the other, where the mask holds: at each place the one whose number is how many were before it. Of a mask that
+    holds for whole rows, as that of the places for images in a text does, these are the source's rows."""
+    _expect_floats(w, node)
+    x, shape, count = a["self"], w.shape(node), math.prod(w.shape(a["source"]))
+    mask = w.base(a["mask"])
+    own = [1] * (len(shape) - len(w.shape_of[mask])) + w.shape_of[mask]
+    rank = len(shape)
+    while rank > 1 and own[rank - 1] == 1 and count % math.prod(shape[rank - 1 :]) == 0:
+        rank -= 1
+    rows, width = math.prod(shape[:rank]), math.prod(shape[rank:])
+    if rows >= EXACT:
+        raise Refusal(f"writing at a mask of {rows} elements; one for whole rows, mask[..., None].expand_as(x), is possible")
+    if own[:rank] != shape[:rank]:
+        mask = w.emit("Expand", [w.reshape(mask, own[:rank])], shape[:rank], {"shape": shape[:rank]}, "mask", dtype=w.dtype_of[mask])
+    mask = w.reshape(mask, [rows], "mask")
+    holds = w.value(w.pointwise("ne({0},0.0)", [mask], "holds"))
+    counted = w.emit("CumulativeSum", [holds], [rows], {"axis": 0}, "counted")
+    given = w.reduce(w.fill([count // width], 1.0, "ones"), "sum", [0], part="given")  # a number that may be the batch's
+    number = w.pointwise("sub(min(max({0},1.0),{1}),1.0)", [counted, given], "number")
+    number = w.emit("Cast", [number], [rows], {"dtype": "i64"}, "place", dtype="i64")
+    taken = w.emit("IndexSelect", [w.reshape(a["source"], [count // width, width]), number], [rows, width], {"axis": 0}, "taken")
+    y = w.pointwise("where({0},{1},{2})", [w.reshape(holds, [rows, 1]), taken, w.reshape(x, [rows, width])])
+    return w.reshape(y, shape)
 
 
 # --- permutations ---

@@ -33,6 +33,15 @@ def reshape(w: "Writer", node: Node, a: Arguments):
     return w.reshape(a["self"], w.shape(node), "")
 
 
+@converts("view_as_real.default")
+def pairs(w: "Writer", node: Node, a: Arguments):
+    """Of a complex parameter, which the network has as its pairs; any other is pairs before it comes here (complex_numbers.py)."""
+    name = w.parameter_of(a["self"])
+    if name is None or w.dtype(node) != torch.float32:
+        raise Refusal("a complex tensor that depends on parameters")
+    return w.parameter(name, w.shape(node))
+
+
 @converts("diagonal.default")
 def diagonal(w: "Writer", node: Node, a: Arguments):
     """Every (columns + 1)-th element of the matrices' rows, one after the other."""
@@ -221,6 +230,20 @@ def copy(w: "Writer", node: Node, a: Arguments):
 @converts("full.default", "full_like.default")
 def full(w: "Writer", node: Node, a: Arguments):
     return w.fill(w.shape(node), float(a["fill_value"]))
+
+
+@converts("as_strided.default")
+def as_strided(w: "Writer", node: Node, a: Arguments):
+    """Elements by their places in memory, where the tensor lies there row by row."""
+    x = a["self"]
+    if not x.meta["val"].is_contiguous():
+        raise Refusal("as_strided of a tensor that does not lie row by row; call contiguous() before")
+    count = math.prod(w.shape(x))
+    places = torch.arange(count).as_strided(tuple(w.shape(node)), tuple(a["stride"]), a["storage_offset"] or 0).flatten()
+    flat = w.reshape(x, [count], "flat")
+    if len(places) != count or not torch.equal(places, torch.arange(count)):
+        flat = w.emit("IndexSelect", [flat, w.add_constant(places)], [len(places)], {"axis": 0})
+    return w.reshape(flat, w.shape(node))
 
 
 # --- pads ---

@@ -1,0 +1,473 @@
+"""What a mask chooses, x[mask], while a model is captured: all rows, and which of them count.
+
+    logits[mask] -> F.cross_entropy(..., labels[mask]), ((y - t)[mask] ** 2).mean()
+
+How many rows a mask chooses depends on values, and a plan wants sizes. So all of them go on, the others as zeros; sums, means and losses are of those that count.
+What treats each row for itself may stand in between. Anything else, above all what asks how many there are, is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_FIELD = "_plimsoll_chosen"
+_KEY = "_plimsoll_key"
+_PLACES = "_plimsoll_places"
+_ANY = "_plimsoll_any"
+_ALIKE = "_plimsoll_alike"
+_LEARNT = "_plimsoll_learnt"
+_COUNT = "_plimsoll_count"
+_OF_NONE = {("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("gt", 0): True, ("ne", 0): True, ("ge", 1): True}  # of how many a mask chooses, where it chooses some
+_LEADS = "_plimsoll_leads"  # of what has a dimension of 1 before its rows
+
+
+class Chosen:
+    """Of a tensor whose rows do not all count: the mask of those that do, and what it was made of."""
+
+    def __init__(self, mask: Tensor, key: Any):
+        self.mask, self.key = mask, key
+        self.is_learnt = False
+        self.width = 1  # so many elements in a row count alike
+        self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
+
+
+_COMPARED = frozenset("add __add__ mul __mul__ logical_or logical_and logical_xor __or__ __and__ __xor__ bitwise_or bitwise_and eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
+_VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous expand expand_as __getitem__".split())
+_BY_ROWS = frozenset(
+    """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
+    logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos erf exp2 expm1 floor round where
+    maximum minimum eq ne lt le gt ge logical_and logical_or logical_not lerp nan_to_num
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__
+    rsub multiply subtract divide remainder fmod __mod__ __floordiv__ floor_divide dropout layer_norm""".split()
+)
+_OF_FIRST = frozenset("linear matmul __matmul__ embedding".split())  # of rows, and of weights beside them
+_OF_FORM = frozenset("dim ndimension is_floating_point is_complex element_size get_device".split())
+_LOSSES = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss".split())
+_ALONG = frozenset("softmax log_softmax logsumexp norm argmax gather squeeze unsqueeze cumsum amax amin normalize cosine_similarity".split())
+
+
+def is_learnt(value: Any) -> bool:
+    """Whether a tensor depends on parameters: whole numbers are not written where a mask of such holds."""
+    return getattr(value, _LEARNT, False)
+
+
+def mark_learnt(tensor: Tensor) -> None:
+    setattr(tensor, _LEARNT, True)
+
+
+def chosen(value: Any) -> Optional[Chosen]:
+    return getattr(value, _FIELD, None)
+
+
+def marked(result: Any, of: Chosen) -> Any:
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor):
+            setattr(leaf, _FIELD, of)
+    return result
+
+
+def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    """Two masks that are made alike of the same tensors choose the same."""
+    if kwargs:
+        return
+    name = getattr(func, "__name__", "")
+    if isinstance(result, Tensor):
+        _note_alike(name, args, result)
+    is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1 + (name == "expand_as")
+    if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
+        setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
+
+
+def _note_alike(name: str, args: tuple, result: Tensor) -> None:
+    """That elements of a tensor's last dimension are all the same: one that was expanded, and what is made of such."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    expanded = name in ("expand", "expand_as") and args[0].dim() == result.dim() > 0 and args[0].shape[-1] == 1 < result.shape[-1]
+    if expanded or (name in _COMPARED and tensors and all(getattr(t, _ALIKE, False) for t in tensors)):
+        setattr(result, _ALIKE, True)
+
+
+def _of_rows(key: Any) -> Any:
+    """Of what a mask is made before it is expanded."""
+    while isinstance(key, tuple) and key[0] in ("unsqueeze", "expand", "expand_as"):
+        key = key[1]
+    return (key[0], *(_of_rows(k) if isinstance(k, tuple) and k and isinstance(k[0], str) else k for k in key[1:])) if isinstance(key, tuple) else key
+
+
+def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    """Numbers of the places where a mask holds choose what the mask does."""
+    name, of = getattr(func, "__name__", ""), args[0] if args else None
+    mask = getattr(of, _PLACES, None)
+    if name in ("nonzero", "where", "argwhere") and len(kwargs) <= 1 and isinstance(of, Tensor) and len(args) == 1 and not of.dtype.is_floating_point:
+        mask = of if of.dtype == torch.bool else of != 0
+        of = mask
+    if mask is None or not isinstance(mask, Tensor):
+        return
+    if isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
+        for i, part in enumerate(result):
+            setattr(part, _PLACES, mask if mask.dim() == 1 else (mask, i))
+    elif isinstance(result, Tensor) and mask.dim() == 1 and (mask is of or _is_one_column(name, args[1:])):
+        setattr(result, _PLACES, mask)
+
+
+def _is_one_column(name: str, args: tuple) -> bool:
+    """Whether this makes of [places, 1] all places in a row."""
+    if name in ("squeeze", "flatten"):
+        return args in ((), (1,), (-1,)) if name == "squeeze" else not args
+    if name == "__getitem__":
+        return args == ((slice(None), 0),)
+    return name in ("view", "reshape") and args in ((-1,), ((-1,),), ([-1],))
+
+
+def _mask_of(index: tuple) -> tuple:
+    """The mask that numbers of places stand for, where these are all of its."""
+    places = [getattr(i, _PLACES, None) for i in index]
+    if places and isinstance(places[0], Tensor) and index[0].dim() == 1:
+        return (places[0], *index[1:])
+    if places and isinstance(places[0], tuple):
+        mask = places[0][0]
+        if [p if isinstance(p, tuple) else None for p in places[: mask.dim()]] == [(mask, i) for i in range(mask.dim())]:
+            return (mask, *index[mask.dim() :])
+    return index
+
+
+class _Same:
+    """A tensor that is equal to itself alone, as long as nobody writes into it."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.version = tensor, tensor._version
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Same) and self.tensor is other.tensor and self.version == other.version
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
+    """What a mask chooses, where this is such a call."""
+    rest: tuple = ()
+    if func is Tensor.__getitem__ and (rows := _by_coordinates(args)) is not None:
+        return rows
+    if func is Tensor.__getitem__:
+        index = _mask_of(args[1] if isinstance(args[1], tuple) else (args[1],))
+        if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and not any(isinstance(i, (Tensor, list, bool)) for i in index[1:])):
+            return None
+        x, mask, rest = args[0], index[0], tuple(index[1:])
+    elif getattr(func, "__name__", "") == "index_select" and isinstance(getattr(args[-1], _PLACES, None), Tensor) and args[1] == 0:
+        x, mask = args[0], getattr(args[-1], _PLACES)
+    elif getattr(func, "__name__", "") == "masked_select":
+        x, mask = torch.broadcast_tensors(*args)
+        setattr(mask, _KEY, getattr(args[1], _KEY, None) or _Same(args[1]))
+    else:
+        return None
+    if x.dim() < mask.dim() or x.shape[: mask.dim()] != mask.shape:
+        return None
+    flat, own = mask.flatten(), Chosen(mask.flatten(), key_of(mask))
+    own.width = mask.shape[-1] if getattr(mask, _ALIKE, False) else 1
+    own.is_learnt = is_learnt(mask)
+    rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
+    if rows.is_floating_point() or not own.is_learnt:
+        rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
+    return marked(rows[(slice(None), *rest)] if rest else rows, own)
+
+
+def _by_coordinates(args: tuple) -> Optional[Tensor]:
+    """x[i] or x[None, i] or x[j, i, ...], of the numbers (i, j) = torch.where(mask): a row for each place of the mask."""
+    x, index = args[0], list(args[1]) if isinstance(args[1], tuple) else [args[1]]
+    leads = len(index) > 1 and index[0] is None
+    index = index[1:] if leads else index
+    places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in index]
+    count = next((n for n, p in enumerate(places) if not isinstance(p, tuple)), len(places))
+    rest = tuple(index[count:])
+    if count == 0 or any(isinstance(i, (Tensor, list, bool)) for i in rest):
+        return None
+    mask, dims = places[0][0], [p[1] for p in places[:count]]
+    if any(p[0] is not mask for p in places[:count]) or len(set(dims)) < count or tuple(x.shape[:count]) != tuple(mask.shape[d] for d in dims):
+        return None
+    order = sorted(range(count), key=lambda n: dims[n])
+    rows = x.permute(*order, *range(count, x.dim()))
+    rows = rows.reshape(*[mask.shape[d] if d in dims else 1 for d in range(mask.dim())], *x.shape[count:])
+    rows = rows.expand(*mask.shape, *x.shape[count:]).reshape(-1, *x.shape[count:])
+    own = Chosen(mask.flatten(), key_of(mask))
+    own.may_be_none = True  # such places are of one expert of many
+    rows = torch.where(_beside(own.mask, rows), rows, torch.zeros((), dtype=rows.dtype))
+    rows = marked(rows[(slice(None), *rest)] if rest else rows, own)
+    if leads:
+        rows = marked(rows.unsqueeze(0), own)
+        setattr(rows, _LEADS, True)
+    return rows
+
+
+def key_of(mask: Tensor) -> Any:
+    """What a mask is made of, whether it lies in a row or not."""
+    key = getattr(mask, _KEY, None) or _Same(mask)
+    while isinstance(key, tuple) and key[0] in ("view", "reshape", "flatten") and key[2:] in ((), ((int, -1),)):
+        key = key[1]
+    return _of_rows(key)
+
+
+# --- whether there are any -------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Masks of which Python has asked, in ``if mask.any():``, whether they hold anywhere. It is told that they do: what such a mask chooses is nothing where it does
+    not, and so are sums and means of it. A mask that chooses nothing in the end is no such mask."""
+
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._used: list[bool] = []
+
+    def sees(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        name, of = getattr(func, "__name__", "").strip("_"), args[0] if args else None
+        if kwargs or not isinstance(of, Tensor) or not isinstance(result, Tensor):
+            return
+        is_mask = of.dtype == torch.bool and of.dim() > 0
+        if is_mask and len(args) == 1 and name == "any":
+            setattr(result, _ANY, (of, True))
+        elif is_mask and len(args) == 1 and name in ("sum", "count_nonzero"):
+            setattr(result, _COUNT, of)
+        elif (mask := getattr(of, _COUNT, None)) is not None and len(args) == 2 and (name, args[1]) in _OF_NONE:
+            setattr(result, _ANY, (mask, _OF_NONE[name, args[1]]))
+
+    def answer(self, tensor: Tensor) -> Optional[bool]:
+        if getattr(tensor, _COUNT, None) is not None:
+            mask, answer = getattr(tensor, _COUNT), True
+        elif getattr(tensor, _ANY, None) is not None:
+            mask, answer = getattr(tensor, _ANY)
+        else:
+            return None
+        self._keys.append(key_of(mask))
+        self._used.append(False)
+        return answer
+
+    def chooses(self, rows: Tensor) -> Tensor:
+        own = chosen(rows)
+        for i, key in enumerate(self._keys):
+            if own is not None and key == own.key:
+                self._used[i] = own.may_be_none = True
+        return rows
+
+    def expect_used(self) -> None:
+        if not all(self._used):
+            raise RuntimeError("Python asks whether a mask holds anywhere (mask.any()), which depends on values, and does not choose by it; compute both ways, and choose by torch.where")
+
+
+def _beside(mask: Tensor, rows: Tensor) -> Tensor:
+    return mask.reshape(-1, *[1] * (rows.dim() - 1))
+
+
+def _put_back(args: tuple, own: Chosen) -> None:
+    """y[mask] = of what the same mask chose."""
+    y, index, rows = args
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key
+    if not same or y.shape[: mask.dim()] != mask.shape:
+        raise RuntimeError("writing what one mask chose where another one holds")
+    y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
+
+
+def _scattered_back(x: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
+    key = getattr(mask, _KEY, None)
+    while isinstance(key, tuple) and key[0] in ("unsqueeze", "expand", "expand_as"):
+        key = key[1]
+    if key != own.key:
+        raise RuntimeError("writing what one mask chose where another one holds")
+    return torch.where(mask, rows.reshape(x.shape).to(x.dtype), x)
+
+
+def _added_back(name: str, x: Tensor, dim: int, index: Tensor, rows: Tensor, own: Chosen) -> Tensor:
+    """To each row what was made of it, as often as it was chosen."""
+    place = getattr(index, _PLACES, None)
+    mask, i = place if isinstance(place, tuple) else (place, 0)
+    if dim != 0 or mask is None or key_of(mask) != own.key or x.shape[0] != mask.shape[i]:
+        raise RuntimeError("adding what a mask chose elsewhere than where it chose")
+    each = _counting(rows, own).reshape(*mask.shape, *rows.shape[1:])
+    others = [d for d in range(mask.dim()) if d != i]
+    total = x + (each.sum(others) if others else each).to(x.dtype)
+    return x.copy_(total) if name.endswith("_") else total
+
+
+def _is_last_kept(args: tuple, kwargs: dict, name: str) -> bool:
+    """[1, rows, n] as [-1, n]."""
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    return name in ("view", "reshape") and tuple(sizes) == (-1, *args[0].shape[2:])
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
+    """The result of a function of what was chosen, as (result,); None where nothing was."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    several = [found for found in map(chosen, tensors) if found is not None]
+    if not several:
+        return None
+    own, name = several[0], getattr(func, "__name__", "")
+    if not args:  # all by name
+        first = "input" if "input" in kwargs else next(iter(kwargs))
+        args, kwargs = (kwargs[first],), {k: v for k, v in kwargs.items() if k != first}
+    if any(other.key != own.key for other in several):
+        raise RuntimeError("what two masks choose meets here; a plan cannot know that they choose alike. Choose by one mask, or compare all and multiply by the mask")
+    if name in _OF_FORM or (name == "__get__" and getattr(func, "__self__", None) in _FIELDS):
+        return (func(*args, **kwargs),)
+    if name == "size" and len(args) + len(kwargs) > 1 and _dim_of(args, kwargs, args[0]) != 0:
+        return (func(*args, **kwargs),)
+    if name == "__setitem__":
+        return (_put_back(args, own),)
+    if name == "masked_scatter" and len(several) == 1 and chosen(args[2]) is not None:
+        return (_scattered_back(*args, own),)
+    if name in ("index_add_", "index_add") and len(several) == 1 and chosen(args[3]) is not None:
+        return (_added_back(name, *args[:4], own),)
+    if getattr(args[0], _LEADS, False) and (name in ("squeeze", "select") or name == "__getitem__" or _is_last_kept(args, kwargs, name)):
+        return (marked(args[0].reshape(args[0].shape[1:]), own),)
+    if name.endswith("_") and not name.endswith("__") and chosen(args[0]) is not None:
+        name = name[:-1]  # into a tensor of its own, which what was chosen is
+    if name == "__getitem__" and _is_of_columns(args):
+        return (marked(func(*args, **kwargs), own),)
+    if name in _OF_FIRST and chosen(args[0]) is not None and len(several) == 1 and (args[0].dim() > 1 or name == "embedding") and args[1].dim() <= 2:
+        return (marked(func(*args, **kwargs), own),)
+    if name in _BY_ROWS and _stands_beside(tensors):
+        return (marked(func(*args, **kwargs), own),)
+    if name == "squeeze" and len(args) == 1 and not kwargs and args[0].dim() > 1:
+        return (marked(args[0].squeeze(tuple(d for d in range(1, args[0].dim()) if args[0].shape[d] == 1)), own),)
+    if name in _ALONG and _dim_of(args, kwargs, args[0], name) not in (None, 0):
+        return (marked(func(*args, **kwargs), own),)
+    if name in ("sum", "mean", "nansum"):
+        return (_reduced(func, name, args, kwargs, own),)
+    if name in ("cross_entropy", "nll_loss"):
+        return (_cross_entropy(func, args, kwargs, own),)
+    if name in _LOSSES and _stands_beside(tensors):
+        return (_loss(func, args, kwargs, own),)
+    if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and len(args) > 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
+        rows = Chosen(own.mask.reshape(-1, own.width)[:, 0], own.key)
+        rows.may_be_none, rows.is_learnt = own.may_be_none, own.is_learnt
+        return (marked(func(*args, **kwargs), rows),)
+    if name in ("view", "reshape", "flatten") and _keeps_rows(args, kwargs, name):
+        return (marked(func(*args, **kwargs), own),)
+    raise RuntimeError(
+        f"{name.strip('_') or func} of what a mask chose, x[mask], whose number of rows depends on values; sums, means and losses of it are followed, and what treats"
+        " each row for itself. Else keep all rows, and leave out by torch.where or multiply by the mask what is not to count"
+    )
+
+
+_FIELDS = (Tensor.dtype, Tensor.device, Tensor.requires_grad, Tensor.ndim, Tensor.layout, Tensor.is_sparse)  # type: ignore[attr-defined]
+
+
+def _dim_of(args: tuple, kwargs: dict, x: Tensor, name: str = "") -> Optional[int]:
+    default = {"normalize": 1, "cosine_similarity": 1}.get(name)
+    place = {"normalize": 2, "cosine_similarity": 2, "norm": 2}.get(name, 1)
+    dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    if isinstance(dim, (tuple, list)):
+        dims = [d % max(x.dim(), 1) for d in dim]
+        return 0 if 0 in dims else (dims[0] if dims else None)
+    if not isinstance(dim, int):
+        return None
+    return dim % (x.dim() + (name == "unsqueeze"))
+
+
+def _stands_beside(tensors: list[Tensor]) -> bool:
+    """Whether what does not come from the mask is the same for every row."""
+    rank = max(t.dim() for t in tensors if chosen(t) is not None)
+    aligned = all(t.dim() == rank for t in tensors if chosen(t) is not None)
+    return aligned and all(t.dim() < rank or t.shape[0] == 1 for t in tensors if chosen(t) is None)
+
+
+def _is_of_columns(args: tuple) -> bool:
+    """x[:, ...] of all rows."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    plain = chosen(args[0]) is not None and not any(isinstance(i, Tensor) for i in index)
+    return plain and (index[0] == slice(None) or (index[0] is Ellipsis and len(index) - 1 < args[0].dim()))
+
+
+def _keeps_rows(args: tuple, kwargs: dict, name: str) -> bool:
+    x = args[0]
+    if name == "flatten":
+        return x.dim() == 1 or (args[1] if len(args) > 1 else kwargs.get("start_dim", 0)) == 1
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    sizes = tuple(sizes) or tuple(kwargs.get("shape", ()))
+    return len(sizes) == x.dim() and sizes[0] == -1 and tuple(sizes[1:]) == tuple(x.shape[1:])
+
+
+def _counting(x: Tensor, own: Chosen) -> Tensor:
+    return torch.where(_beside(own.mask, x), x, torch.zeros((), dtype=x.dtype))
+
+
+def _number(x: Tensor, own: Chosen) -> Tensor:
+    return _rows(own).to(x.dtype if x.is_floating_point() else torch.float32) * (x.numel() // max(x.shape[0], 1))
+
+
+def _rows(own: Chosen) -> Tensor:
+    count = own.mask.sum()
+    return count.clamp(min=1) if own.may_be_none else count
+
+
+def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if dim is not None and _dim_of(args, kwargs, x) != 0:
+        return marked(func(*args, **kwargs), own)
+    if dim is not None and (isinstance(dim, (tuple, list)) or kwargs.get("keepdim") or len(args) > 2):
+        raise RuntimeError(f"{name} of what a mask chose along several dimensions; take it along one after the other")
+    total = _counting(x, own).sum() if dim is None else _counting(x, own).sum(0)
+    return total / (_number(x, own) if dim is None else _rows(own).to(x.dtype)) if name == "mean" else total
+
+
+def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    x, target = (kwargs[k] if k in kwargs else args[i] for i, k in enumerate(("input", "target")))
+    rest = {k: v for k, v in kwargs.items() if k not in ("input", "target")}
+    rest = _with_reduction(rest | dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"), args[2:])))
+    if chosen(x) is None or chosen(target) is None:
+        raise RuntimeError("a loss between what a mask chose and all rows")
+    if target.is_floating_point():
+        return _over_rows(func(x, target, **{**rest, "reduction": "none"}), rest.get("reduction", "mean"), own)
+    ignored = rest.get("ignore_index", -100)
+    if own.is_learnt:
+        return _cross_entropy_of_each(func, x, target, rest, ignored, own)
+    kept = torch.where(_beside(own.mask, target), target, torch.full((), ignored, dtype=target.dtype))
+    if own.may_be_none and rest.get("reduction", "mean") == "mean":
+        if rest.get("weight") is not None:
+            raise RuntimeError("a weighted mean of a loss that may be of nothing (if mask.any()); take reduction='sum'")
+        return func(x, kept, **{**rest, "reduction": "sum"}) / (kept != ignored).sum().clamp(min=1)
+    result = func(x, kept, **rest)
+    return marked(result, own) if rest.get("reduction", "mean") == "none" else result
+
+
+def _cross_entropy_of_each(func: Callable, x: Tensor, target: Tensor, rest: dict, ignored: int, own: Chosen) -> Tensor:
+    reduction = rest.get("reduction", "mean")
+    if reduction == "mean" and rest.get("weight") is not None:
+        raise RuntimeError("a weighted mean of a loss of what a mask chose that depends on parameters; take reduction='sum'")
+    each = marked(func(x, target, **{**rest, "reduction": "none"}), own)
+    if reduction == "none":
+        return each
+    total, count = _counting(each, own).sum(), (own.mask & (target != ignored)).sum()
+    return total / (count.clamp(min=1) if own.may_be_none else count) if reduction == "mean" else total
+
+
+def _loss(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
+    if len(args) > 2 and not isinstance(args[2], Tensor):
+        raise RuntimeError(f"{func.__name__} of what a mask chose; give what follows input and target by name")
+    kwargs = _with_reduction(kwargs)
+    return _over_rows(func(*args, **{**kwargs, "reduction": "none"}), kwargs.get("reduction", "mean"), own)
+
+
+def _with_reduction(given: dict) -> dict:
+    """What size_average and reduce stand for, which PyTorch takes instead as well."""
+    before = given.get("size_average"), given.get("reduce")
+    rest = {k: v for k, v in given.items() if k not in ("size_average", "reduce")}
+    return rest if before == (None, None) else rest | {"reduction": F._Reduction.legacy_get_string(*before, emit_warning=False)}
+
+
+def _over_rows(each: Tensor, reduction: str, own: Chosen) -> Tensor:
+    if each.dim() == 0 or each.shape[0] != own.mask.shape[0]:
+        raise RuntimeError("a loss of what a mask chose that is not one of each row")
+    if reduction == "none":
+        return marked(each, own)
+    total = _counting(each, own).sum()
+    return total / _number(each, own) if reduction == "mean" else total

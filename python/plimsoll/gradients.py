@@ -1,0 +1,174 @@
+"""Gradients that a forward pass takes itself (torch.autograd.grad), as physics-informed networks, force fields and gradient penalties do.
+
+    x -> ... -> u -> gradient(u, x) -> loss          x -> ... -> u, and beside it u's derivative by x as operators
+
+While a model is exported, such a call is one operator. Then it is written out: what lies between inputs and outputs is traced together with its derivative,
+and stands in the graph in its place, where further gradients may be taken of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+_ATEN = torch.ops.aten
+_FURTHER = ("native_layer_norm", "native_group_norm", "native_layer_norm_backward", "native_group_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data",
+            "gelu_backward", "silu_backward", "embedding_dense_backward", "select_backward", "slice_backward", "upsample_nearest2d_backward", "upsample_bilinear2d_backward")  # fmt: skip
+
+
+@torch.library.custom_op("plimsoll::gradient", mutates_args=())
+def gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Stands for the gradients of the outputs by the inputs, ``given`` those of the outputs."""
+    raise RuntimeError("a gradient in the forward pass, which is written out before it is run")
+
+
+@gradient.register_fake
+def _(outputs, inputs, given):
+    return [torch.empty_like(x) for x in inputs]
+
+
+def as_operator(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: Optional[bool] = None, create_graph: bool = False, only_inputs: bool = True,
+    allow_unused: Optional[bool] = None, is_grads_batched: bool = False, materialize_grads: bool = False,
+) -> tuple:
+    """torch.autograd.grad while a model is exported."""
+    if is_grads_batched:
+        raise RuntimeError("torch.autograd.grad of a batch of gradients (is_grads_batched); take them one after the other")
+    ys, xs = ([t] if isinstance(t, Tensor) else list(t) for t in (outputs, inputs))
+    given = [None] * len(ys) if grad_outputs is None else [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+    given = [torch.ones_like(y) if dy is None else dy for y, dy in zip(ys, given)]
+    results = torch.ops.plimsoll.gradient(ys, xs, given)
+    return tuple(r if create_graph else r.detach() for r in results)
+
+
+def write_gradients(exported: ExportedProgram, decompositions: dict) -> None:
+    """Puts operators in the place of every such gradient."""
+    graph = exported.graph
+    further = torch._decomp.get_decompositions([getattr(_ATEN, name) for name in _FURTHER])
+    decompositions = {**decompositions, **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward}
+    found = [n for n in graph.nodes if n.target is torch.ops.plimsoll.gradient.default]
+    for node in found:
+        _write(graph, node, decompositions)
+    if found:
+        graph.eliminate_dead_code()
+
+
+def _write(graph: Graph, node: Node, decompositions: dict) -> None:
+    outputs, inputs, given = (list(a) for a in node.args)  # type: ignore[arg-type]
+    between, outside = _between(graph, outputs, inputs)
+    function = _function(between, inputs, outside, outputs)
+    known = [*inputs, *outside, *given]
+    mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+
+    def fresh(value: Any) -> Any:
+        """Without values, as all of the graph has them."""
+        with mode:
+            return pytree.tree_map_only(Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), value)
+
+    values = [fresh(n.meta["val"]) for n in known]
+
+    def derivative(*tensors: Tensor) -> tuple:
+        xs, rest, dys = tensors[: len(inputs)], tensors[len(inputs) : len(inputs) + len(outside)], tensors[len(inputs) + len(outside) :]
+        _, back = torch.func.vjp(lambda *own: tuple(function(*own, *rest)), *xs)
+        return back(tuple(dys))
+
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        traced = make_fx(torch.func.functionalize(derivative), decomposition_table=decompositions, _allow_non_fake_inputs=True)(*values)
+    traced.graph.eliminate_dead_code()
+    places: dict[Node, Any] = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), known))
+    with graph.inserting_before(node):
+        for own in traced.graph.nodes:
+            if own.op == "call_function":
+                places[own] = graph.node_copy(own, lambda n: places[n])
+                _name_convolution(places[own], own.meta["val"])
+                places[own].meta = {k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta} | {"val": fresh(own.meta["val"])}
+            elif own.op == "get_attr":
+                places[own] = _constant(graph, getattr(traced, own.target), fresh)  # type: ignore[arg-type]
+    (results,) = next(n for n in traced.graph.nodes if n.op == "output").args
+    for user in list(node.users):  # items of the list
+        user.replace_all_uses_with(places[results[user.args[1]]])  # type: ignore[index]
+
+
+def _between(graph: Graph, outputs: Sequence[Node], inputs: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """What is computed of the inputs for the outputs, in order; and what that reads besides."""
+    depends = set(inputs)
+    for n in graph.nodes:
+        if n not in depends and any(m in depends for m in n.all_input_nodes):
+            depends.add(n)
+    needed: set[Node] = set()
+    waiting = [y for y in outputs if y in depends and y not in inputs]
+    while waiting:
+        n = waiting.pop()
+        if n not in needed:
+            needed.add(n)
+            waiting.extend(m for m in n.all_input_nodes if m in depends and m not in inputs)
+    order = [n for n in graph.nodes if n in needed]
+    read = {m for n in order for m in n.all_input_nodes} | set(outputs)
+    return order, [n for n in graph.nodes if n in read and n not in needed and n not in inputs]
+
+
+def _function(between: Sequence[Node], inputs: Sequence[Node], outside: Sequence[Node], outputs: Sequence[Node]) -> Callable:
+    own = Graph()
+    places: dict[Node, Node] = {n: own.placeholder(f"x{i}") for i, n in enumerate([*inputs, *outside])}
+    for n in between:
+        places[n] = own.node_copy(n, lambda m: places[m])
+        if n.target is _ATEN.view.default:  # attention's result lies otherwise here
+            places[n].target = _ATEN.reshape.default
+    own.output([places[y] for y in outputs])
+    return GraphModule(torch.nn.Module(), own)
+
+
+def _name_convolution(node: Node, value: Any) -> None:
+    """The one operator that all convolutions are to autograd, by the name that it has otherwise."""
+    if node.target is not _ATEN.convolution.default:
+        return
+    x, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups = node.args
+    rank = value.dim() - 2
+    if is_transposed:
+        node.target = _ATEN.conv_transpose1d.default if rank == 1 else getattr(_ATEN, f"conv_transpose{rank}d").input
+        node.args = (x, weight, bias, stride, padding, output_padding, groups, dilation)
+    else:
+        node.target = getattr(_ATEN, f"conv{rank}d").default
+        node.args = (x, weight, bias, stride, padding, dilation, groups)
+
+
+def _convolution_backward(dy, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask):  # type: ignore[no-untyped-def]
+    """Of the input alone: a convolution the other way."""
+    if output_mask[1] or output_mask[2]:
+        raise RuntimeError("a gradient in the forward pass by the weights of a convolution")
+    if transposed:
+        return _ATEN.convolution(dy, weight, None, stride, padding, dilation, False, [0] * len(stride), groups), None, None
+    left = []  # rows that the strides have left out
+    for d, size in enumerate(x.shape[2:]):
+        reach = dilation[d] * (weight.shape[2 + d] - 1) + 1
+        left.append(size - ((dy.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + reach))
+    return _ATEN.convolution(dy, weight, None, stride, padding, dilation, True, left, groups), None, None
+
+
+def _average_pool_backward(dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):  # type: ignore[no-untyped-def]
+    """Every element gives its share to all that it was made of: a convolution the other way, of ones, channel by channel."""
+    stride = list(stride or kernel)
+    if ceil_mode or (any(padding) and not count_include_pad):
+        raise RuntimeError("a gradient in the forward pass through an average pool with ceil_mode, or without count_include_pad")
+    kernel, stride, padding = ([*a] * (3 - len(a)) for a in (kernel, stride, padding))
+    channels = dy.shape[-3]
+    share = torch.full((channels, 1, *kernel), 1.0 / (divisor or kernel[0] * kernel[1]), dtype=dy.dtype, device=dy.device)
+    left = [x.shape[d - 2] - ((dy.shape[d - 2] - 1) * stride[d] - 2 * padding[d] + kernel[d]) for d in (0, 1)]
+    return _ATEN.convolution(dy, share, None, stride, padding, [1, 1], True, left, channels)
+
+
+def _constant(graph: Graph, value: Tensor, fresh: Callable) -> Node:
+    """A single number that tracing has made a tensor of."""
+    if value.numel() != 1 or isinstance(value, FakeTensor):
+        raise RuntimeError("a gradient in the forward pass reads a table; make it a buffer")
+    made = graph.call_function(_ATEN.full.default, (list(value.shape), value.item()), {"dtype": value.dtype, "device": value.device})
+    made.meta = {"val": fresh(value)}
+    return made

@@ -1,0 +1,195 @@
+"""x[mask]: sums, means and losses of what a mask chooses are those of all rows that count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cases import weighted
+from plimsoll.errors import Unsupported
+from support import assert_same, both, floats, integers, start
+
+
+class Model(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.layer, self.other, self.norm, self.body = nn.Linear(6, 5), nn.Linear(5, 5), nn.LayerNorm(5), body
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.body(self, self.layer(x), labels)
+
+
+def classes(labels: Tensor) -> Tensor:
+    return labels.clamp(min=0)
+
+
+def put_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """Rows of a kind go through a layer of their own."""
+    out, mask = torch.zeros_like(y), labels > 1
+    out[mask] = m.other(F.gelu(y[mask]))
+    out[~mask] += y[~mask] @ m.other.weight
+    return weighted(out)
+
+
+def by_experts(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As makeMoE does it: two of three experts for each row; the third one is chosen by none."""
+    share, best = m.norm(y)[..., :3].topk(2, -1)
+    gates = torch.full_like(y[..., :3], -1e9).scatter(-1, best % 2 + (best == 2), share).softmax(-1)
+    out, flat, flat_gates = torch.zeros_like(y), y.view(-1, 5), gates.view(-1, 3)
+    for i, expert in enumerate((m.other, m.norm, m.other)):
+        mask = (best == i).any(dim=-1) & (i < 2)
+        rows = mask.view(-1)
+        if rows.any():
+            out[mask] += (expert(flat[rows]) * flat_gates[rows, i].unsqueeze(1)).squeeze(1)
+    return weighted(out)
+
+
+def by_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As Mixtral's own code does it."""
+    rows = y.flatten(0, 1)
+    share, best = m.norm(rows)[:, :3].softmax(-1).topk(2, -1)
+    out, mask = torch.zeros_like(rows), F.one_hot(best, 3).permute(2, 1, 0)
+    for i, expert in enumerate((m.other, m.norm, F.gelu)):
+        which, row = torch.where(mask[i])
+        chosen = rows[None, row].reshape(-1, 5)
+        out.index_add_(0, row, expert(chosen) * share[row, which, None])
+    return weighted(out)
+
+
+def scattered_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    mask = labels > 1
+    return weighted(y.masked_scatter(mask.unsqueeze(-1), m.norm(y[mask])))
+
+
+def hard_negatives(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As SSD does it: masks of rows, expanded to their elements."""
+    kinds = labels.clamp(min=0)
+    positive = kinds > 0
+    wide = positive.unsqueeze(positive.dim()).expand_as(y)
+    order = y.detach().logsumexp(-1).sort(1, descending=True)[1].sort(1)[1]
+    negative = order < (positive.long().sum(1, keepdim=True) * 2).clamp(max=3).expand_as(order)
+    both_ = (wide + negative.unsqueeze(2).expand_as(y)).gt(0)
+    places = F.smooth_l1_loss(y[wide].view(-1, 5), y.detach().roll(1, 1)[wide].view(-1, 5), reduction="sum")
+    return places + F.cross_entropy(y[both_].view(-1, 5), kinds[(positive + negative).gt(0)], reduction="sum") / positive.sum()
+
+
+def without_itself(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As SimCLR does it: a mask that is known, of which so many are chosen in each row."""
+    rows = y.flatten(0, 1)
+    alike, mask = rows @ rows.T, torch.eye(len(rows), dtype=torch.bool)
+    return alike[~mask].view(len(rows), -1).logsumexp(1).mean() + weighted(alike[mask].view(-1))
+
+
+def if_none_goes_on(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    loss = 0.0
+    for kind in (1, 7, 2):
+        mask = labels == kind
+        if mask.sum() == 0:
+            continue
+        loss = loss + y[mask].mean(0).square().sum()
+    return loss
+
+
+def if_any(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    loss = y.square().mean()
+    for kind in (1, 7):  # of the latter there is none
+        if (labels == kind).any():
+            loss = loss + F.cross_entropy(y[labels == kind], labels[labels == kind].clamp(max=4)) + y[labels == kind].tanh().mean()
+    return loss
+
+
+LOSSES = {
+    "cross_entropy": lambda m, y, t: F.cross_entropy(y[t != -100], t[t != -100]),
+    "with_labels_that_do_not_count": lambda m, y, t: nn.CrossEntropyLoss(ignore_index=2)(y[t >= 0], t[t >= 0]),
+    "with_weights": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], torch.arange(1.0, 6, dtype=y.dtype), label_smoothing=0.1),
+    "sums": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], reduction="sum") / (t >= 0).sum(),
+    "each": lambda m, y, t: (F.cross_entropy(y[t >= 0], t[t >= 0], reduction="none") * 2).mean(),
+    "of_logarithms": lambda m, y, t: F.nll_loss(F.log_softmax(y[t >= 0], -1), t[t >= 0]),
+    "a_mean": lambda m, y, t: ((y.tanh() - 1) ** 2)[t >= 0].mean(),
+    "a_mean_of_numbers": lambda m, y, t: y.square().sum(-1)[t >= 0].mean(),
+    "of_columns": lambda m, y, t: weighted(y[t > 0].mean(0)) + weighted(y[t > 0].sum(dim=0)),
+    "of_rows": lambda m, y, t: y[t > 0].softmax(dim=-1).square().sum(-1).sqrt().mean(),
+    "squares": lambda m, y, t: F.mse_loss(y[t >= 0], y[t >= 0].detach() * 0.5 + 1),
+    "absolute": lambda m, y, t: nn.L1Loss()(y[t >= 0][..., :], torch.ones(5).expand_as(y)[t >= 0]),
+    "smooth": lambda m, y, t: F.smooth_l1_loss(y[t >= 0], y.detach().roll(1, 1)[t >= 0], reduction="sum"),
+    "of_logits": lambda m, y, t: F.binary_cross_entropy_with_logits(y[t >= 0], F.one_hot(classes(t), 5).to(y.dtype)[t >= 0]),
+    "of_numbers": lambda m, y, t: F.binary_cross_entropy(y[..., 0].sigmoid()[t >= 0], (t[t >= 0] % 2 == 0).to(y.dtype)),
+    "masked_select": lambda m, y, t: torch.masked_select(y, (t >= 0)[..., None]).square().mean() + y.masked_select(y > 0).sum(),
+    "infinite_where_it_does_not_count": lambda m, y, t: torch.log(torch.where((t >= 0)[..., None], y.exp(), 0.0))[t >= 0].mean(),
+    "by_places": lambda m, y, t: y[(t >= 0).nonzero(as_tuple=True)].square().mean() + y[torch.where(t > 1)].sum(),
+    "by_places_of_rows": lambda m, y, t: F.cross_entropy(y.flatten(0, 1)[(t.flatten() >= 0).nonzero().squeeze(-1)], t.flatten()[torch.where(t.flatten() >= 0)[0]]),
+    "selected_rows": lambda m, y, t: y.flatten(0, 1).index_select(0, torch.nonzero(t.view(-1) > 0).flatten()).square().mean(),
+    "without_columns": lambda m, y, t: F.mse_loss(y[..., :1][t >= 0].squeeze(), y[..., 1][t >= 0], size_average=False),
+    "by_name": lambda m, y, t: F.mse_loss(input=y[t >= 0], target=y[t >= 0].detach() + 1) + F.cross_entropy(input=y[t >= 0], target=t[t >= 0]),
+    "the_old_way": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], size_average=False) + nn.CrossEntropyLoss(reduce=False)(y[t > 0], t[t > 0]).mean(),
+    "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
+    "put_back": put_back,
+    "by_experts": by_experts,
+    "by_experts_and_places": by_places,
+    "scattered_back": scattered_back,
+    "if_any": if_any,
+    "if_none_goes_on": if_none_goes_on,
+    "hard_negatives": hard_negatives,
+}
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor]:
+    labels = integers(f"labels{rows}", 5, rows, 4)
+    return floats(f"x{rows}", rows, 4, 6), torch.where(integers(f"kept{rows}", 3, rows, 4) == 0, -100, labels)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_what_a_mask_chooses(kind):
+    assert_same(both(start(Model(LOSSES[kind])), batch(3), run_batch=batch(5)))
+
+
+REFUSED = {
+    "how_many": (lambda m, y, t: y[t >= 0].sum() / len(y[t >= 0]), "how|whose number of rows depends on values"),
+    "a_shape": (lambda m, y, t: y[t >= 0].sum() / y[t >= 0].shape[0], "whose number of rows depends on values"),
+    "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
+    "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
+    "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
+    "asked_and_not_used": (lambda m, y, t: y.sum() if (t > 0).any() else y.mean(), "does not choose by it"),
+    "how_many_places": (lambda m, y, t: y.sum() / torch.where(t > 0)[0].shape[0], "depends? on values"),
+    "scattered_elsewhere": (lambda m, y, t: y.masked_scatter((t > 0).unsqueeze(-1), y[t > 1]).sum(), "another one"),
+    "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
+    "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
+    "others_beside_it": (lambda m, y, t: (y[t >= 0] * y.flatten(0, 1)).sum(), "mul of what a mask chose"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_asks_how_many_they_are_is_refused(kind):
+    body, told = REFUSED[kind]
+    with pytest.raises(Unsupported, match=told):
+        both(start(Model(body)), batch(3))
+
+
+def test_a_known_mask():
+    result = both(start(Model(without_itself)), batch(3))
+    assert_same(result)
+    assert "another for 4" in result.captured.fixed_batch[0]
+
+
+def test_a_known_mask_that_is_written_into():
+    def body(m, y, labels):
+        mask = torch.ones(4, dtype=torch.bool)
+        before = y[:, mask].sum()
+        mask = mask.clone()
+        mask[1] = False
+        return before + 2 * y.transpose(0, 1)[mask].square().mean()
+
+    assert_same(both(start(Model(body)), batch(3)))
+
+
+def test_a_mask_that_was_written_into_is_another():
+    def body(m, y, labels):
+        labels = labels.clone()
+        chosen = y[labels >= 0]
+        labels[:, 0] = 1
+        return (chosen * y[labels >= 0]).sum()
+
+    with pytest.raises(Unsupported, match="two masks"):
+        both(start(Model(body)), batch(3))
