@@ -67,7 +67,7 @@ struct SoftmaxSums {  // a block a row
   }
   // How many classes there are from c to another, or -1 where it lies before c; near enough for those that are taken together.
   PLIMSOLL_BODY static int distance(int64_t c, int64_t to) {
-    return static_cast<int>(larger(smaller(to - c, int64_t{1} << 20), -1));
+    return to < c ? -1 : static_cast<int>(smaller(to - c, int64_t{1} << 20));
   }
   // Logit k is of class c + k % 4 + k / 4 * kApart; it is -INFINITY from `end` on.
   template <int kApart, int kCount>
