@@ -212,9 +212,12 @@ def atan2(w: "Writer", node: Node, a: Arguments):
 _SHIFT = 6  # what is added before series in 1 / x hold
 
 
-def _of_large(form: str) -> str:
-    """A series of {z}, where {x} > 0: at x + 6, with what that adds taken off."""
-    return form.replace("{z}", f"add({{x}},{float(_SHIFT)!r})")
+def _of_large(form: str, x: str, constants: dict[str, float]) -> str:
+    """A series of {z}, where x > 0: at x + 6, with what that adds taken off."""
+    form = form.replace("{z}", f"add({{x}},{float(_SHIFT)!r})")
+    for name, value in constants.items():
+        form = form.replace(name, repr(value))
+    return form.replace("{x}", x)
 
 
 def _lgamma(x: str) -> str:
@@ -224,10 +227,7 @@ def _lgamma(x: str) -> str:
     product = "{x}"
     for i in range(1, _SHIFT):
         product = f"mul({product},add({{x}},{float(i)!r}))"
-    form = _of_large(f"sub({series},log({product}))")
-    for name, value in values.items():
-        form = form.replace(name, repr(value))
-    return form.replace("{x}", x)
+    return _of_large(f"sub({series},log({product}))", x, values)
 
 
 def _digamma(x: str) -> str:
@@ -236,10 +236,7 @@ def _digamma(x: str) -> str:
     total = "div(1.0,{x})"
     for i in range(1, _SHIFT):
         total = f"add({total},div(1.0,add({{x}},{float(i)!r})))"
-    form = _of_large(f"sub({series},{total})")
-    for name, value in values.items():
-        form = form.replace(name, repr(value))
-    return form.replace("{x}", x)
+    return _of_large(f"sub({series},{total})", x, values)
 
 
 @converts("lgamma.default")
