@@ -26,12 +26,20 @@ class NextUse {
     std::vector<Decisions> found;
     choose(std::vector<int32_t>(stretches_.size(), 0));
     found.push_back(chosen());
-    choose(latest_starts());
-    if (Decisions other = chosen(); other != found[0]) found.push_back(std::move(other));
+    const bool waits = std::ranges::any_of(tiers_, &TierInfo::beside_compute);
+    for (int round = 0; round < (waits ? kRounds : 1); ++round) {
+      if (round > 0 && !go_through(found.back())) break;
+      choose(latest_starts());
+      Decisions other = chosen();
+      if (std::ranges::find(found, other) != found.end()) break;
+      found.push_back(std::move(other));
+    }
     return found;
   }
 
  private:
+  static constexpr int kRounds = 4;
+
   // What waits between two steps, for its value's next use.
   struct Stretch {
     int32_t value = -1, gap = -1;
@@ -39,6 +47,7 @@ class NextUse {
     int32_t home = -1;          // the value that lies elsewhere between steps if this one leaves; -1: none does
     bool at_the_end = false;    // a state behind its last use, which is read first at `to`
     bool stays = true;
+    int32_t gone = 0;  // while it leaves, it takes room until this step, by the times known so far
   };
 
   int32_t steps() const { return static_cast<int32_t>(schedule_.steps.size()); }
@@ -116,19 +125,47 @@ class NextUse {
   // Which of them stay, the nearest use first. `earliest`: by stretch, the step from which on it has its place when it is back.
   void choose(const std::vector<int32_t>& earliest) {
     std::vector<int64_t> live = own_;
+    for (const Stretch& stretch : stretches_)
+      take_from(live, stretch.from + 1, stretch.gone, -timeline_.values[stretch.value].bytes);
     leaves_home_.assign(timeline_.values.size(), false);
     for (size_t i = 0; i < stretches_.size(); ++i) {
       Stretch& stretch = stretches_[i];
       const int64_t bytes = timeline_.values[stretch.value].bytes;
       const int32_t begin = stretch.from + 1, end = stretch.at_the_end ? steps() : stretch.to;
+      take_from(live, begin, stretch.gone, bytes);
       int32_t back = end;  // from here on there is room for it
       while (back > begin && live[back - 1] + bytes <= limit_) --back;
       stretch.stays = back == begin && !(stretch.at_the_end && leaves_home_[stretch.home]);
       if (!stretch.stays && stretch.home >= 0) leaves_home_[stretch.home] = true;
+      if (!stretch.stays) take_from(live, begin, std::min(stretch.gone, back), -bytes);
       if (!stretch.stays && stretch.at_the_end) continue;
       const int32_t first = stretch.stays ? begin : std::max(back, std::min(earliest[i], end));
       for (int32_t d = first; d < end; ++d) live[d] += bytes;
     }
+  }
+
+  // When steps start and what leaves is gone, with the waits that these decisions lead to.
+  bool go_through(const Decisions& decisions) {
+    Scheduler(timeline_).run(decisions, trial_);
+    if (trial_.unrecoverable >= 0 || trial_.steps.size() != schedule_.steps.size()) return false;
+    spread_in_turn(timeline_, tiers_, limit_, trial_);
+    std::vector<EngineSpan> spans;
+    const double ms = time_of(timeline_, tiers_, trial_, &spans).total_ms;
+    for (const EngineSpan& span : spans) {
+      if (span.engine == 0) starts_[span.index] = span.start_ms;
+    }
+    starts_.back() = ms;
+    std::vector<std::vector<const Residence*>> leaving(timeline_.values.size());
+    for (const Residence& r : trial_.residences) {
+      if (r.out >= 0) leaving[r.value].push_back(&r);
+    }
+    for (Stretch& stretch : stretches_) {
+      stretch.gone = 0;
+      for (const Residence* r : leaving[stretch.value]) {
+        if (r->first <= stretch.from && stretch.from <= r->last) stretch.gone = r->last + 1;
+      }
+    }
+    return true;
   }
 
   void find_starts() {
@@ -183,7 +220,8 @@ class NextUse {
   std::vector<Stretch> stretches_;
   std::vector<int64_t> own_;       // by step: what does not wait
   std::vector<bool> leaves_home_;  // by value: between steps it lies in a tier
-  std::vector<double> starts_;     // by step, were there no copies to wait for; one more for the end
+  std::vector<double> starts_;     // by step, with no waits at first; one more for the end
+  Schedule trial_;
 };
 
 }  // namespace

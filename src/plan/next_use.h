@@ -13,6 +13,9 @@
 
 namespace plimsoll {
 
+// When a step starts depends on the copies that it waits for. So after each choice the step is gone through, and the choice is made
+// again by these times.
+//
 // Ways to copy within `limit` beside the reruns of `decisions`, which stay; none where these lead to no schedule. With some of them
 // the schedule may need more than the limit: who asks weighs them. `states_may_move`: as in TradeoffOptions.
 std::vector<Decisions> copy_by_next_use(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,

@@ -156,6 +156,8 @@ double spread_in_turn(const ValueTimeline& timeline, const std::vector<TierInfo>
 struct ScheduleTime {
   double total_ms = 0, stall_ms = 0;
 };
-ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule);
+// With `spans`: one of engine 0 for every step, in their order.
+ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule,
+                     std::vector<EngineSpan>* spans = nullptr);
 
 }  // namespace plimsoll

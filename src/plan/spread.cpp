@@ -339,8 +339,9 @@ double spread_in_turn(const ValueTimeline& timeline, const std::vector<TierInfo>
   return time_of(timeline, tiers, schedule).total_ms;
 }
 
-ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
-  if (schedule.moves.empty()) return {schedule.compute_ms, 0};
+ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule,
+                     std::vector<EngineSpan>* spans) {
+  if (schedule.moves.empty() && spans == nullptr) return {schedule.compute_ms, 0};
   std::vector<double> step_ms;
   step_ms.reserve(schedule.steps.size());
   for (const ScheduledStep& step : schedule.steps) step_ms.push_back(timeline.steps[step.step].ms);
@@ -355,7 +356,7 @@ ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>&
     const int64_t bytes = timeline.values[schedule.residences[move.residence].value].copied_bytes;
     moves.push_back({move.out, move.tier, bytes, move.after, move.before});
   }
-  const EngineTimes times = run_engines(step_ms, moves, tiers);
+  const EngineTimes times = run_engines(step_ms, moves, tiers, spans);
   return {times.total_ms, times.stall_ms};
 }
 
