@@ -251,7 +251,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-constexpr double kBoundEffort = 60e6, kBoundEffortOfCosts = 1e9;
+constexpr double kBoundEffort = 60e6, kBoundEffortBesideCompute = 200e6, kBoundEffortOfCosts = 1e9;
 constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
 
 // What is found by the costs, within what is known of the least memory.
@@ -299,7 +299,10 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  const double effort = options.as_listed ? kBoundEffortOfCosts : kBoundEffort;
+  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+  const double effort = options.as_listed                                       ? kBoundEffortOfCosts
+                        : std::ranges::any_of(tiers, &TierInfo::beside_compute) ? kBoundEffortBesideCompute
+                                                                                : kBoundEffort;
   const double bound_ms = bound_of(found, device, costs, options, static_cast<int64_t>(effort * options.search_effort));
   const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);

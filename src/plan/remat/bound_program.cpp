@@ -11,7 +11,9 @@ namespace {
 
 constexpr int32_t kAbsent = -1, kThere = -2, kGone = -3;  // in place of columns
 constexpr size_t kMostEntries = 3'000'000;
-constexpr int64_t kSmall = 100'000;                 // part of the budget
+constexpr int64_t kSmall = 100'000;  // part of the budget
+constexpr double kMuch = 0.02;       // part of the budget
+constexpr int64_t kSmallToCopy = 2'000;
 constexpr double kHalf = 0.5, kLeastMissed = 0.01;  // of a cut
 constexpr size_t kMostGone = 40;
 constexpr double kDivided = 0.02;  // from 0 and 1
@@ -26,7 +28,7 @@ CopyTimes::CopyTimes(const std::vector<TierInfo>& tiers) : tiers_(tiers) {
   const double scale = shares > 0 ? std::min(1.0, (1 - kLeastComputeSpeed) / shares) : 1;
   for (const TierInfo& tier : tiers) {
     weights_.push_back(tier.beside_compute() ? scale * tier.compute_share : 1 - scale * shares);
-    engines_in_ += tier.beside_compute() ? 1 : 0;
+    beside_compute_ |= tier.beside_compute();
   }
 }
 
@@ -49,20 +51,27 @@ double CopyTimes::compute_ms(bool out, int64_t bytes) const {
 }
 
 BoundProgram::BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments,
-                           std::vector<int32_t> moments)
+                           std::vector<int32_t> moments, bool parts_by_time)
     : timeline_(timeline),
       copies_(copies),
       budget_(budget),
       steps_(static_cast<int32_t>(timeline.steps.size())),
+      parts_by_time_(parts_by_time),
       moments_(std::move(moments)) {
   find_needs();
   choose_moments(most_moments);
   if (impossible_) return;
+  for (const int32_t s : moments_) {
+    points_.push_back({s, false});
+    if (s < steps_ && much_is_copied_beside(s)) points_.push_back({s, true});
+  }
   add_columns();
   if (copies.any()) add_copy_columns();
-  for (size_t j = 0; j < moments_.size(); ++j) {
-    for (size_t i = 0; i < j; ++i) add_window_rows(i, j);
-    if (moments_[j] < steps_) add_memory_rows(j);
+  for (size_t j = 0; j < points_.size(); ++j) {
+    for (size_t i = 0; i < j; ++i) {
+      if (are_asked_for(i, j)) add_window_rows(i, j);
+    }
+    if (points_[j].step < steps_ && !step_runs_until(j)) add_memory_rows(j);
     if (copies.any()) {
       add_rows_from_start(j);
       if (copies.some_beside_compute()) add_engine_rows(j);
@@ -88,31 +97,10 @@ int32_t BoundProgram::most_divided() const {
   return best;
 }
 
-int32_t BoundProgram::to_come(int32_t column) {
-  if (!copies_.some_beside_compute()) return -1;
-  const auto at = static_cast<size_t>(std::ranges::find(there_, column) - there_.begin());
-  const size_t moment = at % moments_.size();
-  if (moments_[moment] == steps_) return -1;
-  to_come_.resize(there_.size(), -1);
-  if (to_come_[at] >= 0) return to_come_[at];
-  to_come_[at] = program_.add_opposite(column, counts_bytes_);
-  size_t under_way = 0;
-  for (size_t i = moment; i < to_come_.size(); i += moments_.size()) {
-    if (to_come_[i] < 0) continue;
-    add_term(to_come_[i], -1);
-    ++under_way;
-  }
-  if (under_way > copies_.engines_in())
-    require(-static_cast<double>(copies_.engines_in()));
-  else
-    entries_.clear();
-  return to_come_[at];
-}
-
 int BoundProgram::add_cuts() {
   int added = 0;
   for (Fullness& full : full_) added += program_.entries() < kMostEntries && add_best_cut(full) ? 1 : 0;
-  for (size_t j = 1; !copies_.any() && j < moments_.size(); ++j)
+  for (size_t j = 1; !copies_.any() && j < points_.size(); ++j)
     added += program_.entries() < kMostEntries && add_rerun_cut(j) ? 1 : 0;
   return added;
 }
@@ -132,11 +120,22 @@ RelaxedPresence BoundProgram::presence() const {
   return presence;
 }
 
-bool BoundProgram::is_small(const TimelineValue& value) const { return value.bytes <= budget_ / kSmall; }
+bool BoundProgram::is_small(const TimelineValue& value) const {
+  return value.bytes <= budget_ / (copies_.some_beside_compute() ? kSmallToCopy : kSmall);
+}
 
 int64_t BoundProgram::bytes_of(int32_t v) const {
   const TimelineValue& value = timeline_.values[v];
   return (value.recomputable || copies_.any()) && is_small(value) ? 0 : value.bytes;
+}
+
+bool BoundProgram::much_is_copied_beside(int32_t step) const {
+  return copies_.some_beside_compute() && timeline_.steps[step].ms > kMuch * copies_.engine_ms(false, budget_);
+}
+
+bool BoundProgram::are_asked_for(size_t i, size_t j) const {
+  if (step_runs_from(i) || step_runs_until(j)) return i + 1 == j && step_runs_until(j);
+  return i + 1 == j || !copies_.some_beside_compute();
 }
 
 void BoundProgram::find_needs() {
@@ -145,21 +144,20 @@ void BoundProgram::find_needs() {
     may_run_.push_back(value.recomputable && may_run_again(timeline_, value.producer) && !is_small(value));
     may_return_.push_back(may_run_.back() || (copies_.any() && !is_small(value)));
   }
-  is_read_again_.assign(timeline_.values.size(), false);
   std::vector<int32_t> lost(timeline_.values.size(), steps_);
   for (int32_t s = 0; s < steps_; ++s) {
     for (const TimelineInPlace& pair : timeline_.steps[s].in_place) {
       if (pair.required) lost[pair.input] = s;
     }
   }
-  for (int32_t s = 0; s < steps_; ++s) {
-    last_run_.push_back(-1);
+  last_run_.assign(steps_, -1);
+  last_read_ = last_;
+  for (int32_t s = steps_; s-- > 0;) {
     if (!may_run_again(timeline_, s)) continue;
-    last_run_.back() = steps_;
-    for (int32_t v : timeline_.steps[s].recompute_inputs) {
-      is_read_again_[v] = true;
-      last_run_.back() = std::min(last_run_.back(), lost[v]);
-    }
+    const TimelineStep& step = timeline_.steps[s];
+    for (int32_t v : step.recompute_outputs) last_run_[s] = std::max(last_run_[s], last_read_[v]);
+    for (int32_t v : step.recompute_inputs) last_run_[s] = std::min(last_run_[s], lost[v]);
+    for (int32_t v : step.recompute_inputs) last_read_[v] = std::max(last_read_[v], last_run_[s]);
   }
 }
 
@@ -223,40 +221,51 @@ template <class Key>
 std::vector<int32_t> BoundProgram::largest_in_parts(int32_t most, const Key& key) const {
   std::vector<int32_t> found;
   const size_t parts = std::min(above_.size(), static_cast<size_t>(most));
-  for (size_t i = 0; i < parts; ++i) {
-    const auto begin = static_cast<std::ptrdiff_t>(i * above_.size() / parts);
-    const auto end = static_cast<std::ptrdiff_t>((i + 1) * above_.size() / parts);
-    found.push_back(*std::max_element(above_.begin() + begin, above_.begin() + end,
+  double all_ms = 0;
+  for (const int32_t s : above_) all_ms += timeline_.steps[s].ms;
+  double ms = 0;
+  for (size_t i = 0, begin = 0, end = 0; i < parts; ++i, begin = end) {
+    const size_t most_end = above_.size() - (parts - i - 1);
+    if (parts_by_time_) {
+      do ms += timeline_.steps[above_[end++]].ms;
+      while (end < most_end && ms < all_ms * static_cast<double>(i + 1) / static_cast<double>(parts));
+    } else {
+      end = (i + 1) * above_.size() / parts;
+    }
+    if (i + 1 == parts) end = above_.size();
+    found.push_back(*std::max_element(above_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      above_.begin() + static_cast<std::ptrdiff_t>(end),
                                       [&](int32_t a, int32_t b) { return key(a) < key(b); }));
   }
   return found;
 }
 
 void BoundProgram::add_columns() {
-  const size_t values = timeline_.values.size(), moments = moments_.size();
-  there_.assign(values * moments, kAbsent);
-  runs_.assign(static_cast<size_t>(steps_) * moments * moments, kGone);
+  const size_t values = timeline_.values.size(), points = points_.size();
+  there_.assign(values * points, kAbsent);
+  runs_.assign(static_cast<size_t>(steps_) * points * points, kGone);
   for (size_t v = 0; v < values; ++v) {
     const TimelineValue& value = timeline_.values[v];
-    for (size_t j = 0; j < moments; ++j) {
-      const int32_t s = moments_[j];
-      int32_t& column = there_[v * moments + j];
+    for (size_t j = 0; j < points; ++j) {
+      const int32_t s = points_[j].step;
+      int32_t& column = there_[v * points + j];
       if (s < value.producer) continue;
       const bool at_end = s == steps_ && value.at_end;
       if (s == value.producer || reads(s, static_cast<int32_t>(v)) || (at_end && !may_end_outside(v))) {
         column = kThere;
       } else if (!may_return_[v]) {
         column = s < last_[v] || bytes_of(static_cast<int32_t>(v)) == 0 ? kThere : kAbsent;
-      } else if (s < last_[v] || at_end || is_read_again_[v]) {
+      } else if (s < last_read_[v] || at_end) {
         column = program_.add_column(0, 1);
       }
     }
   }
   for (int32_t p = 0; p < steps_; ++p) {
     if (last_run_[p] < 0) continue;
-    for (size_t j = 1; j < moments; ++j) {
+    for (size_t j = 1; j < points; ++j) {
       for (size_t i = 0; i < j; ++i) {
-        if (p > moments_[i] || last_run_[p] <= moments_[i]) continue;
+        if (!are_asked_for(i, j) || step_runs_until(j) || p > points_[i].step || last_run_[p] <= points_[i].step)
+          continue;
         runs_[window(p, i, j)] = program_.add_column(i + 1 == j ? timeline_.steps[p].ms : 0, 1);
       }
     }
@@ -268,40 +277,41 @@ bool BoundProgram::may_end_outside(size_t v) const {
 }
 
 void BoundProgram::add_copy_columns() {
-  const size_t values = timeline_.values.size(), moments = moments_.size();
-  outs_.assign(values * moments, kAbsent);
-  ins_.assign(values * moments, kAbsent);
+  const size_t values = timeline_.values.size(), points = points_.size();
+  outs_.assign(values * points, kAbsent);
+  ins_.assign(values * points, kAbsent);
   homes_.assign(values, kAbsent);
   double all_ms = 0;
   for (size_t v = 0; v < values; ++v) {
     const TimelineValue& value = timeline_.values[v];
-    const size_t first = v * moments;
+    const size_t first = v * points;
     const auto is_column = [](int32_t column) { return column >= 0; };
     if (!may_return_[v]) continue;
     if (value.producer < 0) homes_[v] = program_.add_column(0, 1);
-    if (value.producer >= 0 && !std::any_of(there_.begin() + first, there_.begin() + first + moments, is_column))
+    if (value.producer >= 0 && !std::any_of(there_.begin() + first, there_.begin() + first + points, is_column))
       continue;
-    for (size_t j = 0; j < moments; ++j) {
-      if (moments_[j] > value.producer) {
+    for (size_t j = 0; j < points; ++j) {
+      if (points_[j].step > value.producer) {
         outs_[first + j] = program_.add_column(copies_.compute_ms(true, value.copied_bytes), 1);
         all_ms += copies_.engine_ms(true, value.copied_bytes);
       }
-      const int32_t from = j == 0 ? -1 : moments_[j - 1];
-      if (from >= value.producer && (from < last_[v] || is_read_again_[v])) {
+      const int32_t from = j == 0 ? -1 : points_[j - 1].step;
+      if (from + (step_runs_until(j) ? 0 : 1) > value.producer && from < last_read_[v]) {
         ins_[first + j] = program_.add_column(copies_.compute_ms(false, value.copied_bytes), 1);
         all_ms += copies_.engine_ms(false, value.copied_bytes);
       }
     }
   }
   if (!copies_.some_beside_compute()) return;
-  stall_unit_ms_ = timeline_.compute_ms / static_cast<double>(moments);
+  stall_unit_ms_ = timeline_.compute_ms / static_cast<double>(moments_.size());
   if (stall_unit_ms_ <= 0) stall_unit_ms_ = 1;
-  for (size_t j = 0; j < moments; ++j)
-    stalls_.push_back(program_.add_column(stall_unit_ms_, std::max(1.0, all_ms / stall_unit_ms_)));
+  for (size_t j = 0; j < points; ++j)
+    stalls_.push_back(step_runs_until(j) ? kAbsent
+                                         : program_.add_column(stall_unit_ms_, std::max(1.0, all_ms / stall_unit_ms_)));
 }
 
 size_t BoundProgram::window(int32_t p, size_t i, size_t j) const {
-  return (static_cast<size_t>(p) * moments_.size() + i) * moments_.size() + j;
+  return (static_cast<size_t>(p) * points_.size() + i) * points_.size() + j;
 }
 
 int32_t BoundProgram::run_for(int32_t v, size_t i, size_t j) const {
@@ -315,7 +325,7 @@ void BoundProgram::add_term(int32_t column, double by) {
 
 void BoundProgram::add_copies(const std::vector<int32_t>& columns, int32_t v, size_t first, size_t end) {
   if (columns.empty()) return;
-  for (size_t j = first; j < end; ++j) add_term(columns[static_cast<size_t>(v) * moments_.size() + j], 1);
+  for (size_t j = first; j < end; ++j) add_term(columns[static_cast<size_t>(v) * points_.size() + j], 1);
 }
 
 void BoundProgram::add_slot(int32_t v, size_t i) {
@@ -324,7 +334,7 @@ void BoundProgram::add_slot(int32_t v, size_t i) {
   if (!homes_.empty()) add_term(homes_[v], 1);
 }
 
-void BoundProgram::require(double least, bool of_bytes) {
+void BoundProgram::require(double least) {
   least -= constant_;
   constant_ = 0;
   if (entries_.empty()) {
@@ -334,18 +344,17 @@ void BoundProgram::require(double least, bool of_bytes) {
   double least_that_can_be = 0;
   for (const LinearProgram::Entry& entry : entries_) least_that_can_be += std::min(0.0, entry.by);
   if (least > least_that_can_be) program_.add_row(entries_, least);
-  counts_bytes_.resize(program_.rows(), of_bytes);
   entries_.clear();
 }
 
 void BoundProgram::add_window_rows(size_t i, size_t j) {
-  const int32_t from = moments_[i], to = moments_[j];
+  const int32_t from = points_[i].step, to = points_[j].step;
   for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
     const TimelineValue& value = timeline_.values[v];
     if (!may_return_[v] || value.producer > from) continue;
     const auto next = std::upper_bound(value.uses.begin(), value.uses.end(), from);
     const bool used_between = next != value.uses.end() && *next < to;
-    const bool used_before = j > i + 1 && next != value.uses.end() && *next <= moments_[j - 1];
+    const bool used_before = j > i + 1 && next != value.uses.end() && *next <= points_[j - 1].step;
     const auto wanted = [&] {
       add_term(run_for(v, i, j), 1);
       if (!used_between) add_term(there(v, j), -1);
@@ -377,12 +386,14 @@ void BoundProgram::add_window_rows(size_t i, size_t j) {
       add_term(again, -1);
       require(0);
     }
-    for (size_t k = i + 1; k < j; ++k) {
+    if (i + 1 == j) continue;
+    const size_t first = i + 1, last = step_runs_until(j - 1) ? j - 2 : j - 1;
+    for (const size_t k : {first, last}) {  // the first and the last part will do
       add_term(run(p, i, k), 1);
-      add_term(run(p, k, j), 1);
+      add_term(run(p, step_runs_from(k) ? k + 1 : k, j), 1);
       add_term(again, -1);
       require(0);
-      if (k == i + 1 && j > k + 1) k = j - 2;  // the first and the last part will do
+      if (first == last) break;
     }
   }
 }
@@ -391,8 +402,8 @@ void BoundProgram::add_rows_from_start(size_t j) {
   for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
     const TimelineValue& value = timeline_.values[v];
     if (homes_[v] < 0) continue;
-    const bool used = !value.uses.empty() && value.uses.front() < moments_[j];
-    if (used && j > 0 && value.uses.front() <= moments_[j - 1]) continue;
+    const bool used = !value.uses.empty() && value.uses.front() < points_[j].step;
+    if (used && j > 0 && value.uses.front() <= points_[j - 1].step) continue;
     add_term(homes_[v], -1);
     add_copies(ins_, v, 0, j + 1);
     if (!used) add_term(there(v, j), -1);
@@ -401,7 +412,7 @@ void BoundProgram::add_rows_from_start(size_t j) {
 }
 
 void BoundProgram::add_rows_of_homes() {
-  const size_t end = moments_.size() - 1;
+  const size_t end = points_.size() - 1;
   for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
     const TimelineValue& value = timeline_.values[v];
     if (!value.at_end || !may_end_outside(v)) continue;
@@ -418,7 +429,8 @@ void BoundProgram::add_rows_of_homes() {
 
 void BoundProgram::add_engine_rows(size_t j) {
   double ms = 0;
-  for (int32_t s = j == 0 ? 0 : moments_[j - 1]; s < moments_[j]; ++s) ms += timeline_.steps[s].ms;
+  const auto next_step = [](const Point& point) { return point.step + (point.done ? 1 : 0); };
+  for (int32_t s = j == 0 ? 0 : next_step(points_[j - 1]); s < next_step(points_[j]); ++s) ms += timeline_.steps[s].ms;
   for (const bool out : {true, false}) {
     add_term(stalls_[j], stall_unit_ms_);
     if (j > 0) {
@@ -426,7 +438,7 @@ void BoundProgram::add_engine_rows(size_t j) {
     }
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       const int64_t bytes = timeline_.values[v].copied_bytes;
-      const size_t at = v * moments_.size() + j;
+      const size_t at = v * points_.size() + j;
       add_term(outs_[at], copies_.compute_ms(true, bytes) - (out ? copies_.engine_ms(true, bytes) : 0));
       add_term(ins_[at], copies_.compute_ms(false, bytes) - (out ? 0 : copies_.engine_ms(false, bytes)));
     }
@@ -435,23 +447,23 @@ void BoundProgram::add_engine_rows(size_t j) {
 }
 
 void BoundProgram::add_memory_rows(size_t j) {
-  const int32_t s = moments_[j];
+  const int32_t s = points_[j].step;
   Fullness full;
   int64_t room = budget_ - own(s), most = 0;
   for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
     const TimelineValue& value = timeline_.values[v];
     const int64_t bytes = bytes_of(v);
     if (bytes == 0 || value.producer >= s || reads(s, v)) continue;
-    const int32_t column = there(v, j);
-    if (column == kThere) room -= bytes;
-    if (column < 0) continue;
+    if (there(v, j) == kThere) room -= bytes;
+    if (there(v, j) < 0) continue;
+    const int32_t column = room_column(v, j);
     (s < last_[v] ? full.needed : full.spare).push_back({column, bytes});
     if (s < last_[v]) most += bytes;
   }
   const double scale = 1 / static_cast<double>(budget_);
   for (const Present& value : full.needed) add_term(value.column, -scale * static_cast<double>(value.bytes));
   for (const Present& value : full.spare) add_term(value.column, -scale * static_cast<double>(value.bytes));
-  require(-scale * static_cast<double>(room), true);
+  require(-scale * static_cast<double>(room));
   full.excess = most - room;
   if (full.excess <= 0) return;
   add_cut(full, 0, {});
@@ -459,6 +471,16 @@ void BoundProgram::add_memory_rows(size_t j) {
     if (program_.entries() < kMostEntries) add_cut(full, 0, {&value, 1});
   }
   full_.push_back(std::move(full));
+}
+
+int32_t BoundProgram::room_column(int32_t v, size_t j) {
+  if (!copies_.some_beside_compute()) return there(v, j);
+  const int32_t room = program_.add_column(0, 1);
+  add_term(room, 1);
+  add_term(there(v, j), -1);
+  if (step_runs_from(j)) add_term(ins_[static_cast<size_t>(v) * points_.size() + j + 1], -1);
+  require(0);
+  return room;
 }
 
 void BoundProgram::add_cut(const Fullness& full, size_t gone, std::span<const Present> besides) {
@@ -476,14 +498,14 @@ void BoundProgram::add_cut(const Fullness& full, size_t gone, std::span<const Pr
     add_term(value.column, -scale * static_cast<double>(counted));
   }
   for (const Present& value : besides) add_term(value.column, -scale * static_cast<double>(value.bytes));
-  require(scale * static_cast<double>(least - sum), true);
+  require(scale * static_cast<double>(least - sum));
 }
 
 bool BoundProgram::add_rerun_cut(size_t j) {
   std::vector<double> bytes_carried(timeline_.values.size(), 0);
   double all = 0;
   for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
-    if (timeline_.values[v].producer > moments_[j - 1]) continue;
+    if (timeline_.values[v].producer > points_[j - 1].step) continue;
     const int32_t column = there(v, j), again = run_for(v, j - 1, j);
     const double share = (column == kThere ? 1
                           : column >= 0    ? program_.value(column)

@@ -17,8 +17,7 @@ class CopyTimes {
   explicit CopyTimes(const std::vector<TierInfo>& tiers);
 
   bool any() const { return !tiers_.empty(); }
-  bool some_beside_compute() const { return engines_in_ > 0; }
-  size_t engines_in() const { return engines_in_; }  // beside computing
+  bool some_beside_compute() const { return beside_compute_; }
   // Of a direction's engine; of those of several tiers together, when all of them copy all the time.
   double engine_ms(bool out, int64_t bytes) const;
   // By how much computing is longer for it.
@@ -27,22 +26,20 @@ class CopyTimes {
  private:
   const std::vector<TierInfo>& tiers_;
   std::vector<double> weights_;
-  size_t engines_in_ = 0;
+  bool beside_compute_ = false;
 };
 
 class BoundProgram {
  public:
-  // `moments`: steps, ascending; empty: so many at most, where most is too much in each of as many parts.
+  // `moments`: steps, ascending; empty: so many at most, where most is too much in each of as many parts, of as many steps or
+  // of as much time.
   BoundProgram(const ValueTimeline& timeline, const CopyTimes& copies, int64_t budget, int32_t most_moments,
-               std::vector<int32_t> moments = {});
+               std::vector<int32_t> moments = {}, bool parts_by_time = false);
 
   bool impossible() const { return impossible_; }
   bool nothing_to_ask() const { return moments_.size() == 1; }
-  // A column of what is there that the solution leaves between 0 and 1, whose bytes weigh most; -1: there is none.
+  // A column of what has room at a moment that the solution leaves between 0 and 1, whose bytes weigh most; -1: there is none.
   int32_t most_divided() const;
-  // Of a column of what is there: the column of what is still to come of it (rows 11 and 12), held at 0 where it is new; -1: no copy
-  // is under way then.
-  int32_t to_come(int32_t column);
   // Rows that the solution so far does not keep; how many.
   int add_cuts();
   LinearProgram& program() { return program_; }
@@ -58,7 +55,7 @@ class BoundProgram {
   bool is_small(const TimelineValue& value) const;
   int64_t bytes_of(int32_t v) const;
 
-  // Until which step a value is wanted for first runs; whether it may be computed again.
+  // Until which step a value is wanted, and whether it may be computed again.
   void find_needs();
 
   bool reads(int32_t step, int32_t v) const;
@@ -76,10 +73,21 @@ class BoundProgram {
   // A state that has its home in a tier. An output is wanted in the arena.
   bool may_end_outside(size_t v) const;
 
-  // Window j ends at moment j, where the one before ends it begins, the first at the start of the step.
+  // When a moment's step begins, or is done: both where much is copied meanwhile.
+  struct Point {
+    int32_t step;
+    bool done;
+  };
+  // Window j ends at point j, where the one before ends it begins, the first at the start of the training step.
   void add_copy_columns();
+  // From point j to the next a moment's step runs: nothing runs again, and nothing waits.
+  bool step_runs_from(size_t j) const { return j + 1 < points_.size() && points_[j + 1].done; }
+  bool step_runs_until(size_t j) const { return points_[j].done; }
+  bool much_is_copied_beside(int32_t step) const;
+  // Points next to each other, and others where nothing is copied beside computing: such rows are many, and tell of reruns.
+  bool are_asked_for(size_t i, size_t j) const;
 
-  int32_t there(int32_t v, size_t j) const { return there_[static_cast<size_t>(v) * moments_.size() + j]; }
+  int32_t there(int32_t v, size_t j) const { return there_[static_cast<size_t>(v) * points_.size() + j]; }
   size_t window(int32_t p, size_t i, size_t j) const;
   int32_t run(int32_t p, size_t i, size_t j) const { return runs_[window(p, i, j)]; }
 
@@ -88,12 +96,12 @@ class BoundProgram {
   // A row is made of terms, constants among them, and added by `require`.
   void add_term(int32_t column, double by);
   void add_copies(const std::vector<int32_t>& columns, int32_t v, size_t first, size_t end);
-  // Value v was there at moment i, or was outside by then, so that copies may bring it.
+  // Value v was there at point i, or was outside by then, so that copies may bring it.
   void add_slot(int32_t v, size_t i);
-  // sum of the terms >= least. Rows of bytes count what is under way as a whole.
-  void require(double least, bool of_bytes = false);
+  // sum of the terms >= least.
+  void require(double least);
 
-  // Between moments i and j.
+  // Between points i and j.
   void add_window_rows(size_t i, size_t j);
 
   // What comes from outside is in the arena from the start, or is copied in.
@@ -105,8 +113,10 @@ class BoundProgram {
   void add_engine_rows(size_t j);
 
   void add_memory_rows(size_t j);
+  // 1 where the value of this column has room from point j on, while the moment's step runs.
+  int32_t room_column(int32_t v, size_t j);
 
-  // Values that may be there at a moment.
+  // Values that may have room at a moment.
   struct Present {
     int32_t column;
     int64_t bytes;
@@ -131,16 +141,18 @@ class BoundProgram {
   const CopyTimes& copies_;
   const int64_t budget_;
   const int32_t steps_;
-  std::vector<int32_t> last_, last_run_;                    // by value, by step
-  std::vector<bool> may_run_, may_return_, is_read_again_;  // may return: by its producer or by a copy
+  std::vector<int32_t> last_, last_read_;   // by value: reads of first runs, and of all
+  std::vector<int32_t> last_run_;           // by step: what runs again from there on is of no use; -1: it may not
+  std::vector<bool> may_run_, may_return_;  // may return: by its producer or by a copy
   std::vector<int64_t> excess_;
   std::vector<int32_t> above_;  // steps at which everything kept is more than the budget
+  const bool parts_by_time_;
   std::vector<int32_t> moments_;
-  std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_, to_come_;
+  std::vector<Point> points_;
+  std::vector<int32_t> there_, runs_, outs_, ins_, homes_, stalls_;
   double stall_unit_ms_ = 1, constant_ = 0;
   std::vector<Fullness> full_;
   std::vector<LinearProgram::Entry> entries_;
-  std::vector<bool> counts_bytes_;  // by row
   LinearProgram program_;
   bool impossible_ = false;
 };

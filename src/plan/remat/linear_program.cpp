@@ -33,32 +33,6 @@ void LinearProgram::add_row(std::span<const Entry> entries, double least) {
   prepared_ = false;
 }
 
-int32_t LinearProgram::add_opposite(int32_t column, const std::vector<bool>& left_out) {
-  const int32_t opposite = add_column(0, 0);
-  std::vector<int32_t> row_begin{0}, columns;
-  std::vector<double> by;
-  columns.reserve(column_.size());
-  by.reserve(by_.size());
-  for (size_t r = 0; r < least_.size(); ++r) {
-    const bool is_left_out = r < left_out.size() && left_out[r];
-    double taken = 0;
-    for (int32_t e = row_begin_[r]; e < row_begin_[r + 1]; ++e) {
-      columns.push_back(column_[e]);
-      by.push_back(by_[e]);
-      if (column_[e] == column) taken += by_[e];
-    }
-    if (taken != 0 && !is_left_out) {
-      columns.push_back(opposite);
-      by.push_back(-taken);
-    }
-    row_begin.push_back(static_cast<int32_t>(columns.size()));
-  }
-  row_begin_ = std::move(row_begin);
-  column_ = std::move(columns);
-  by_ = std::move(by);
-  return opposite;
-}
-
 void LinearProgram::prepare() {
   const size_t rows = least_.size(), columns = cost_.size();
   column_begin_.assign(columns + 1, 0);

@@ -21,9 +21,6 @@ class LinearProgram {
     double by;
   };
   void add_row(std::span<const Entry> entries, double least);
-  // A column that takes back what another gives: the same entries with the other sign, but in the rows that are left out. It is
-  // held at 0.
-  int32_t add_opposite(int32_t column, const std::vector<bool>& left_out);
 
   size_t rows() const { return least_.size(); }
   size_t columns() const { return cost_.size(); }

@@ -70,18 +70,10 @@ class Branching {
     effort_ -= steps * bound_.entries();
     return least;
   }
-  // What is there may be under way.
-  void let_come(int32_t column, double most) {
-    const int32_t rest = bound_.to_come(column);
-    if (rest >= 0) program_.set_limits(rest, 0, most);
-  }
   void visit(const Node& node, int8_t there) {
     Node next{node.least, ++count_, node.fixed, -1, {}};
     next.fixed.emplace_back(node.column, there);
-    for (const auto& [column, value] : next.fixed) {
-      program_.set_limits(column, value, value);
-      if (value == 1) let_come(column, 1);
-    }
+    for (const auto& [column, value] : next.fixed) program_.set_limits(column, value, value);
     program_.go_on_from(node.state);
     next.least = std::max(next.least, improve(kStepsOfNode));
     if (next.least < enough_ && bound_.add_cuts() > 0) next.least = std::max(next.least, improve(kStepsOfNode));
@@ -91,10 +83,7 @@ class Branching {
       next.column = bound_.most_divided();
     }
     next.state = program_.state();
-    for (const auto& [column, value] : next.fixed) {
-      program_.set_limits(column, 0, 1);
-      if (value == 1) let_come(column, 0);
-    }
+    for (const auto& [column, value] : next.fixed) program_.set_limits(column, 0, 1);
     if (next.least < enough_) add(std::move(next));
   }
 
@@ -124,18 +113,24 @@ class TimeBound {
   // By more and more moments, each time with half of the effort that is left.
   void by_parts(int64_t left) {
     int64_t known = 0;  // entries of the program before
+    std::vector<int32_t> before;
     for (const int32_t moments : kMoments) {
-      if (known > 0 && left < kFewSteps * known) return;
-      BoundProgram bound(timeline_, copies_, budget_, moments);
-      impossible_ |= bound.impossible();
-      if (impossible_ || bound.nothing_to_ask()) return;
-      if (known > 0 && left < kFewSteps * bound.entries()) return;
-      known = bound.entries();
-      int64_t part = left / 2;
-      left -= part;
-      solve(bound, part);
-      left += std::max<int64_t>(part, 0);
-      if (best_ >= enough_) return;
+      for (const bool by_time : {false, true}) {
+        if (by_time && !copies_.some_beside_compute()) continue;
+        if (known > 0 && left < kFewSteps * known) return;
+        BoundProgram bound(timeline_, copies_, budget_, moments, {}, by_time);
+        impossible_ |= bound.impossible();
+        if (impossible_ || bound.nothing_to_ask()) return;
+        if (bound.moments() == before) continue;
+        before = bound.moments();
+        if (known > 0 && left < kFewSteps * bound.entries()) return;
+        known = bound.entries();
+        int64_t part = left / 2;
+        left -= part;
+        solve(bound, part);
+        left += std::max<int64_t>(part, 0);
+        if (best_ >= enough_) return;
+      }
     }
   }
 

@@ -35,8 +35,7 @@
 // After some sets of moments of more and more parts, moments are chosen one by one: the one that lets the bound rise most.
 //
 // With tiers a value that was away may come back by a copy as well. Where an engine copies beside computing, the copy may be under
-// way at a moment, when step s begins. Then x(v, s) is the part of v that has come, by the time that the copy takes. Rows 3 and 4
-// ask for room for no more than that part, and hold. With
+// way at a moment, when step s begins. Then x(v, s) is the part of v that has come, by the time that the copy takes. With
 //
 //   i(v, j), o(v, j)   the part of v's copies in, and of its copies out, that is made in window j, between two moments next to
 //                      each other, by the time that it takes; no more than 1
@@ -50,13 +49,14 @@
 //   9  stall(j) + ms of the first runs and of the reruns of window j + what copies slow them down >= ms of the copies out, and
 //      of the copies in, of window j              each engine makes one copy at a time
 //
-// A case says of one value and moment that the copy in has not begun, and its copy out is complete: x(v, s) = 0. Or that it has
-// begun, or that v is there: then x(v, s) = 1 in rows 3 and 4, since v has all its room from the beginning of the copy, and
+// A plan says step by step what lies where, so that what comes in while step s runs has its room when s begins. Where much may come
+// meanwhile, s has two moments, one when it begins and one when it is done. Between these nothing runs again and nothing waits. With
 //
-//   u(v, s)   the part of v that is still to come
+//   y(v, s)   1 where v, or what is still to come of it, has room while step s runs, else 0
 //
-//  11  all other rows have x(v, s) - u(v, s) in place of x(v, s)
-//  12  sum over v of u(v, s) <= the engines that copy in beside computing   each has one copy under way
+//  11  y(v, s) >= x(v, s) + i(v, the window in which s runs)
+//
+// rows 3 and 4 have y in place of x. Cases are of what has room, too: it has all of it from the beginning of its copy.
 //
 // The objective counts reruns, stalls, and what copies take from computing: while an engine copies, computing is slower by its
 // share, or stands still where there is no engine. Several tiers count as one that is as fast as all of them together and takes
