@@ -310,6 +310,7 @@ Network build_model(std::string_view name, const ModelInput& input) {
       throw;
     const int64_t least = least_size(entry, request);
     if (std::min(request.input.height, request.input.width) >= least) throw;
+    if (!builds_at(entry, request, least + 1)) throw;  // not every size from one on will do
     bad(fmt::format("{} needs images of at least {}x{}, not {}x{}", name, least, least, request.input.height,
                     request.input.width));
   }

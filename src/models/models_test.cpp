@@ -209,6 +209,8 @@ TEST(Models, NameTheLeastSizeThatWorks) {
             "inception3 needs images of at least 75x75, not 64x80");
   EXPECT_EQ(error_of("vgg16", {.batch = 2, .channels = 1, .height = 8, .width = 8}),
             "vgg16 needs images of at least 32x32, not 8x8");
+  EXPECT_EQ(error_of("vit-b16:layers=1", {.batch = 2, .height = 40, .width = 40}),
+            "vit-b16:layers=1 needs images of whole patches of 16x16, not 40x40");
   EXPECT_NO_THROW(build_model("alexnet", {.batch = 2, .height = 67, .width = 67}));
   EXPECT_NO_THROW(build_model("inception3", {.batch = 2, .height = 75, .width = 75}));
 }

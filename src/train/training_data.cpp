@@ -36,7 +36,14 @@ std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
     }
     wanted.classes = options.classes > 0 ? options.classes : usual.classes;
   }
-  return open_data(options.data, wanted);
+  std::shared_ptr<const DataSet> data = open_data(options.data, wanted);
+  const DataInfo& info = data->info();
+  if (info.windows.mask && *info.windows.mask >= info.classes) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("model '{}': token {} hides others, but the vocabulary has {}: its options mask and vocab",
+                            options.model, *info.windows.mask, info.classes));
+  }
+  return data;
 }
 
 ModelInput training_input(const TrainOptions& options, const DataInfo& data) {

@@ -141,6 +141,8 @@ TEST_F(Language, NamesWhatIsWrongWithItsData) {
   EXPECT_THAT(refused(model + " --data bytes:" + path("odd.bin")), HasSubstr("lower its context"));
   EXPECT_THAT(refused(model + ",vocab=7 --costs estimated --steps 50 --data " + write_ids("ids.bin", 3000, 11)),
               HasSubstr("is 7, but the vocabulary has 7"));
+  EXPECT_THAT(refused("bert:layers=1,width=8,heads=2,context=8,vocab=100,mask=100 --data synthetic"),
+              HasSubstr("token 100 hides others, but the vocabulary has 100"));
   EXPECT_THAT(refused(model + " --data digits"), HasSubstr("gives images, but gpt2:layers=1"));
   EXPECT_THAT(refused("resnet20 --data " + write_text()), HasSubstr("language model"));
   EXPECT_THAT(refused(model + " --image-size 32"), HasSubstr("--image-size"));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 
@@ -11,6 +12,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/training_step.h"
 #include "tests/support/repetitions.h"
 #include "tests/support/sanitizer.h"
@@ -21,7 +23,8 @@ namespace {
 
 using testing::number_of;
 
-// Sizes are ragged on purpose: odd widths of heads, odd sequences, a vocabulary that no block divides.
+// Sizes are ragged on purpose: odd widths of heads, odd sequences, a vocabulary that no block divides. Some have so many words and
+// such wide layers that the loss and the MLP run by rows.
 class RandomTransformer {
  public:
   explicit RandomTransformer(uint64_t seed) : random_(seed) {
@@ -35,6 +38,12 @@ class RandomTransformer {
     tied_ = coin();
     one_block_for_all_ = draw(0, 3) == 0;
     dropout_ = coin() ? 0.1 : 0;
+    wide_ = draw(0, 7) == 0;
+    if (!wide_) return;
+    size_.batch = draw(2, 3);
+    size_.tokens = draw(171, 200);
+    size_.layers = 1;
+    vocabulary_ = draw(12'300, 13'000);  // logits of more than 16 MiB
   }
 
   Network build() {
@@ -67,6 +76,7 @@ class RandomTransformer {
 
   int64_t rows() const { return size_.rows(); }
   int64_t vocabulary() const { return vocabulary_; }
+  bool is_wide() const { return wide_; }
 
  private:
   int64_t draw(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_); }
@@ -79,25 +89,34 @@ class RandomTransformer {
     const int64_t width = size_.head_width();
     return divide_heads(net, layer, linear(net, layer, x, count * width, normal_init(0.2), coin()), size_, count);
   }
+  TensorId attend(Builder& net, const std::string& at, TensorId q, TensorId k, TensorId v) {
+    const bool causal = coin();
+    if (dropout_ > 0 && coin())
+      return net.attention(at + "attention", q, k, v, {.causal = causal, .dropout = dropout_});
+    Attributes attributes{{"scale", static_cast<double>(draw(1, 10)) / 10},
+                          {"causal", int64_t{causal}},
+                          {"enable_gqa", int64_t{size_.heads != kv_heads_}}};
+    if (coin()) attributes.set("window_left", draw(0, size_.tokens));
+    if (draw(0, 3) == 0) attributes.set("window_right", draw(0, size_.tokens));
+    std::vector<TensorId> inputs{q, k, v};
+    if (draw(0, 2) == 0) {  // a bias that is learned: for all queries, for all heads, or one each
+      const Shape of_keys{size_.batch, 1, 1, size_.tokens},
+          of_all{1, coin() ? 1 : size_.heads, size_.tokens, size_.tokens};
+      inputs.push_back(net.parameter(at + "bias", coin() ? of_keys : of_all, normal_init(0.5)));
+    }
+    return net.op("AttentionForward", at + "attention", inputs, attributes);
+  }
   TensorId block(Builder& net, const std::string& at, TensorId x) {
     const bool norm_first = coin();
     TensorId y = norm_first ? norm(net, at + "norm1", x) : x;
     const TensorId q = heads(net, at + "q", y, size_.heads), k = heads(net, at + "k", y, kv_heads_),
                    v = heads(net, at + "v", y, kv_heads_);
-    Attributes attributes{{"scale", static_cast<double>(draw(1, 10)) / 10},
-                          {"causal", int64_t{coin()}},
-                          {"enable_gqa", int64_t{size_.heads != kv_heads_}}};
-    if (coin()) attributes.set("window_left", draw(0, size_.tokens));
-    std::vector<TensorId> inputs{q, k, v};
-    if (draw(0, 2) == 0)  // a bias that is learned, for all heads or one each
-      inputs.push_back(
-          net.parameter(at + "bias", {1, coin() ? 1 : size_.heads, size_.tokens, size_.tokens}, normal_init(0.5)));
-    y = net.op("AttentionForward", at + "attention", inputs, attributes);
+    y = attend(net, at, q, k, v);
     y = linear(net, at + "out", join_heads(net, at + "joined", y), size_.width, normal_init(0.2), coin());
     x = net.add(at + "add1", {x, net.dropout(at + "dropout1", y, dropout_)});
     if (!norm_first) x = norm(net, at + "norm1", x);
     y = norm_first ? norm(net, at + "norm2", x) : x;
-    const int64_t inner = draw(1, 4 * size_.width);
+    const int64_t inner = wide_ ? draw(3100, 3300) : draw(1, 4 * size_.width);  // rows of more than 4 MiB
     if (coin()) {
       const TensorId gate = linear(net, at + "gate", y, inner, normal_init(0.2), false);
       y = net.pointwise(at + "act", "mul(silu(x0),x1)",
@@ -114,9 +133,17 @@ class RandomTransformer {
   std::mt19937_64 random_;
   TransformerSize size_;
   int64_t kv_heads_ = 1, vocabulary_ = 1;
-  bool tied_ = false, one_block_for_all_ = false;
+  bool tied_ = false, one_block_for_all_ = false, wide_ = false;
   double dropout_ = 0;
 };
+
+// Whether the loss does, and an MLP.
+bool runs_by_rows(const Graph& graph) {
+  const auto has = [&](std::string_view type) {
+    return std::any_of(graph.ops().begin(), graph.ops().end(), [&](const Op& op) { return op.type->name == type; });
+  };
+  return has("LinearCrossEntropyTraining") && has("PointwiseLinearForward") && has("PointwiseLinearBackward");
+}
 
 TEST(RandomTransformers, EndWithTheSameBitsInEveryBudgetAndByEveryPolicy) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
@@ -124,7 +151,7 @@ TEST(RandomTransformers, EndWithTheSameBitsInEveryBudgetAndByEveryPolicy) {
   const TemporaryFolder folder;
   const auto device = open_device("cpu", 1);
   const std::vector<Policy> all = policies();
-  int tight = 0, moved = 0, recomputed = 0;
+  int tight = 0, moved = 0, recomputed = 0, wide = 0;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={}", seed));
     RandomTransformer drawn(seed);
@@ -154,6 +181,8 @@ TEST(RandomTransformers, EndWithTheSameBitsInEveryBudgetAndByEveryPolicy) {
     options.policy = "liveness";
     auto whole = std::get<Program>(compile_training(drawn.build(), *device, CostTable(), options));
     const Bytes most = whole.plan->arena;
+    wide += drawn.is_wide();
+    EXPECT_EQ(runs_by_rows(whole.network.graph), drawn.is_wide());
     const std::string wanted = learned(std::move(whole));
 
     const bool moves = draw(0, 1) == 1;
@@ -186,6 +215,7 @@ TEST(RandomTransformers, EndWithTheSameBitsInEveryBudgetAndByEveryPolicy) {
   EXPECT_GT(tight, static_cast<int>(count));
   EXPECT_GT(moved, static_cast<int>(count) / 10);
   EXPECT_GT(recomputed, static_cast<int>(count) / 10);
+  EXPECT_GT(wide, static_cast<int>(count) / 20);
 }
 
 }  // namespace
