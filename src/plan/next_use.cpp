@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "plan/raised_ranges.h"
 #include "plan/simulate.h"
 #include "plan/tier_room.h"
 
@@ -66,7 +67,7 @@ class NextUse {
 
   void list_stretches() {
     stretches_.clear();
-    own_ = schedule_.live;
+    waiting_.assign(steps() + 1, 0);
     std::vector<int32_t> used_at, seen;  // by residence, by step
     for (const Residence& r : schedule_.residences) used_at.push_back(r.in >= 0 ? r.first : r.written);
     for (int32_t d = 0, now = -1; d < steps(); ++d) {
@@ -92,18 +93,22 @@ class NextUse {
       if (value.state < 0 || value.is_output || !value.at_end || residence.last <= used_at[r]) continue;
       const int32_t home = value.before >= 0 ? value.before : residence.value;
       if (base_.home[home] >= 0 || !states_may_move_ || value.bytes == 0) continue;
-      take_from(own_, used_at[r] + 1, steps(), value.bytes);
+      add_waiting(used_at[r] + 1, steps(), value.bytes);
       stretches_.push_back({.value = residence.value,
                             .from = used_at[r],
                             .to = first_use[home] >= 0 ? first_use[home] : steps(),
                             .home = home,
                             .at_the_end = true});
     }
+    own_ = schedule_.live;
+    int64_t waits = 0;
+    for (int32_t d = 0; d < steps(); ++d) own_[d] -= waits += waiting_[d];
     std::ranges::stable_sort(
         stretches_, {}, [&](const Stretch& s) { return std::tuple(s.at_the_end ? steps() + s.to : s.to, -s.from); });
   }
-  static void take_from(std::vector<int64_t>& live, int32_t begin, int32_t end, int64_t bytes) {
-    for (int32_t d = begin; d < end; ++d) live[d] -= bytes;
+  void add_waiting(int32_t begin, int32_t end, int64_t bytes) {
+    waiting_[begin] += bytes;
+    waiting_[end] -= bytes;
   }
 
   void add_stretch(int32_t r, int32_t from, int32_t to, const std::vector<int32_t>& seen) {
@@ -114,7 +119,7 @@ class NextUse {
     if (from_start && !states_may_move_ && base_.home[residence.value] < 0) return;
     const int32_t now = from_start ? -1 : seen[from];
     const auto g = std::upper_bound(value.uses.begin(), value.uses.end(), now) - value.uses.begin();
-    take_from(own_, from + 1, to, value.bytes);
+    add_waiting(from + 1, to, value.bytes);
     stretches_.push_back({.value = residence.value,
                           .gap = value.first_gap + static_cast<int32_t>(g),
                           .from = from,
@@ -124,23 +129,25 @@ class NextUse {
 
   // Which of them stay, the nearest use first. `earliest`: by stretch, the step from which on it has its place when it is back.
   void choose(const std::vector<int32_t>& earliest) {
-    std::vector<int64_t> live = own_;
+    RaisedRanges live(own_);
+    const auto raise = [&](int32_t begin, int32_t end, int64_t bytes) {
+      if (begin < end) live.raise(begin, end, bytes);
+    };
     for (const Stretch& stretch : stretches_)
-      take_from(live, stretch.from + 1, stretch.gone, -timeline_.values[stretch.value].bytes);
+      raise(stretch.from + 1, stretch.gone, timeline_.values[stretch.value].bytes);
     leaves_home_.assign(timeline_.values.size(), false);
     for (size_t i = 0; i < stretches_.size(); ++i) {
       Stretch& stretch = stretches_[i];
       const int64_t bytes = timeline_.values[stretch.value].bytes;
       const int32_t begin = stretch.from + 1, end = stretch.at_the_end ? steps() : stretch.to;
-      take_from(live, begin, stretch.gone, bytes);
-      int32_t back = end;  // from here on there is room for it
-      while (back > begin && live[back - 1] + bytes <= limit_) --back;
+      raise(begin, stretch.gone, -bytes);
+      // From here on there is room for it.
+      const auto back = static_cast<int32_t>(live.first_after_above(begin, end, limit_ - bytes));
       stretch.stays = back == begin && !(stretch.at_the_end && leaves_home_[stretch.home]);
       if (!stretch.stays && stretch.home >= 0) leaves_home_[stretch.home] = true;
-      if (!stretch.stays) take_from(live, begin, std::min(stretch.gone, back), -bytes);
+      if (!stretch.stays) raise(begin, std::min(stretch.gone, back), bytes);
       if (!stretch.stays && stretch.at_the_end) continue;
-      const int32_t first = stretch.stays ? begin : std::max(back, std::min(earliest[i], end));
-      for (int32_t d = first; d < end; ++d) live[d] += bytes;
+      raise(stretch.stays ? begin : std::max(back, std::min(earliest[i], end)), end, bytes);
     }
   }
 
@@ -218,6 +225,7 @@ class NextUse {
   Schedule schedule_;
   int64_t limit_ = 0;
   std::vector<Stretch> stretches_;
+  std::vector<int64_t> waiting_;   // by step: the bytes of stretches that begin there, less those that end
   std::vector<int64_t> own_;       // by step: what does not wait
   std::vector<bool> leaves_home_;  // by value: between steps it lies in a tier
   std::vector<double> starts_;     // by step, with no waits at first; one more for the end
