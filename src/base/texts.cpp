@@ -17,7 +17,10 @@ std::string time_text(double ms, int digits) {
   return number_text(ms, digits) + " ms";
 }
 
-std::string rate_text(double images_per_second) { return number_text(images_per_second) + " images/s"; }
+std::string rate_text(double samples_per_second, int64_t tokens) {
+  return tokens > 0 ? number_text(samples_per_second * static_cast<double>(tokens)) + " tokens/s"
+                    : number_text(samples_per_second) + " images/s";
+}
 
 std::string cut_text(std::string_view text, size_t most) {
   if (text.size() <= most) return std::string(text);

@@ -22,6 +22,7 @@ TEST(Texts, TimesHaveTheUnitThatPeopleRead) {
 TEST(Texts, RatesAndNumbersHaveNoExponents) {
   EXPECT_EQ(rate_text(5.444), "5.44 images/s");
   EXPECT_EQ(rate_text(123456), "123456 images/s");
+  EXPECT_EQ(rate_text(2.5, 512), "1280 tokens/s");
   EXPECT_EQ(number_text(999.7), "1000");
   EXPECT_EQ(number_text(-12345), "-12345");
 }

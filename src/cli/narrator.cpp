@@ -45,8 +45,7 @@ json done_json(const DoneEvent& d, const TrainOptions& options) {
 double perplexity(double loss) { return std::exp(loss); }
 
 std::string speed_text(double samples_per_second, Language language) {
-  if (!language) return rate_text(samples_per_second);
-  return number_text(samples_per_second * static_cast<double>(language.context)) + " tokens/s";
+  return rate_text(samples_per_second, language.context);
 }
 
 std::string done_text(const DoneEvent& d, const TrainOptions& options, Language language) {

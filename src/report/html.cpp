@@ -101,7 +101,8 @@ std::string header(const Program& program, const ReportFacts& facts) {
                        : estimated < 0.005     ? "from measured kernels"
                                                : fmt::format("{:.0f} % of it estimated", 100 * estimated);
   if (facts.batch > 0 && ms > 0)
-    origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
+    origin = fmt::format(
+        "{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms, tokens_of_sample(program.network)), origin);
   const bool several = program.network.accumulate > 1;
   if (several) origin += fmt::format(", {} batches a step", program.network.accumulate);
   html += card(several ? "predicted time of a batch" : "predicted step time", time_text(ms), origin);
@@ -110,7 +111,7 @@ std::string header(const Program& program, const ReportFacts& facts) {
     if (m->step_time_ms > 0)
       html +=
           card(several ? "measured time of a batch" : "measured step time", time_text(m->step_time_ms), "median" + off);
-    html += card("measured speed", rate_text(m->images_per_second),
+    html += card("measured speed", rate_text(m->images_per_second, tokens_of_sample(program.network)),
                  fmt::format("{} steps in {:.1f} s{}", m->steps, m->seconds, m->interrupted ? ", interrupted" : ""));
     html += card(m->accuracy ? "test accuracy" : "loss",
                  m->accuracy ? fmt::format("{:.2f} %", 100 * *m->accuracy) : fmt::format("{:.4f}", m->loss),

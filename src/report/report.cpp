@@ -146,6 +146,12 @@ std::string feeding_text(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
+int64_t tokens_of_sample(const Network& network) {
+  if (!network.data.valid()) return 0;
+  const Tensor& data = network.graph.tensor(network.data);
+  return data.dtype == DType::i32 && data.shape.size() == 2 ? data.shape[1] : 0;
+}
+
 std::string plan_text(const Program& program, int64_t batch) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
@@ -171,7 +177,8 @@ std::string plan_text(const Program& program, int64_t batch) {
   const double ms = plan.predicted.step_time_ms;
   const int64_t batches = program.network.accumulate;
   std::string time = time_text(ms) + (batches > 1 ? " a batch" : " a step");
-  if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
+  if (batch > 0 && ms > 0)
+    time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms, tokens_of_sample(program.network));
   const double estimated = plan.predicted.estimated_share;
   time += holds_only_costs(graph)
               ? fmt::format(" (as the file's costs say: {:.3f} % more than all ops once)", extra_time_percent(plan))

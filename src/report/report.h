@@ -25,8 +25,11 @@ std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, St
 // after another, each with all threads.
 std::string cores_text(const Plan& plan);
 
+// How many token ids a sample is; 0: it is an image, or something else.
+int64_t tokens_of_sample(const Network& network);
+
 // "budget 24 MiB, peak 18.2 MiB at ...", what holds the peak, what baseline would need, the predicted time. `batch` is
-// for images per second; 0 leaves them out.
+// for images or tokens per second; 0 leaves them out.
 std::string plan_text(const Program& program, int64_t batch);
 
 // What lies in the arena at a step, as people count it: the slices of a split tensor are one row, updated or not, and a
