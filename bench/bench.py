@@ -867,6 +867,24 @@ def families(o, model, batch):
              "gflops": e["gflop"] / e["ms"] * 1000 if e["ms"] else 0} for op, e in sorted(sums.items(), key=lambda item: -item[1]["ms"])]
 
 
+ATTENTION = [("gpt2:layers=2,width=768,heads=12,context=512", 4), ("gpt2:layers=2,width=768,heads=12,context=2048", 1),
+             ("llama:layers=2,width=768,heads=12,kv_heads=4,ffn=2048,context=1024", 2), ("bert:layers=2", 16), ("vit-b16", 4)]
+
+
+@part("attention", 4, ATTENTION, [("gpt2:layers=1,width=64,heads=2,context=64", 2)])
+def attention(o, model, batch):
+    """GFLOP/s of attention, forward and backward, beside the matrix products of the same step."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained(model, batch, "--steps", 6, "--trace", f"{folder}/trace.json")
+        sums = {}
+        for span in spans(f"{folder}/trace.json"):
+            kind = ("forward" if span["op"] == "AttentionForward" else "backward" if span["op"] == "AttentionBackward" else
+                    "products" if span["op"].startswith(("FullyConnected", "MatMul")) else "")
+            ms, gflop = sums.get(kind, (0.0, 0.0))
+            sums[kind] = ms + span["ms"], gflop + span.get("gflop", 0.0)
+    return [{"model": model, "batch": batch, **{kind: {"ms": ms, "gflop": gflop} for kind, (ms, gflop) in sums.items() if kind}}]
+
+
 WINOGRAD = 4  # F(4x4, 3x3) does 36 multiplications where 144 are counted
 
 

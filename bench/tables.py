@@ -461,6 +461,19 @@ def families(r):
             "are counted for, so they can exceed the machine's peak.\n\n" + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows))
 
 
+@section("attention", "Attention against matrix products")
+def attention(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        gflops = {kind: 1000 * x[kind]["gflop"] / x[kind]["ms"] for kind in ("forward", "backward", "products")}
+        rows.append((*first, f"{gflops['forward']:.0f}", f"{gflops['backward']:.0f}", f"{gflops['products']:.0f}",
+                     f"{gflops['forward'] / gflops['products']:.2f}", f"{gflops['backward'] / gflops['products']:.2f}",
+                     percent((x["forward"]["ms"] + x["backward"]["ms"]) / (x["forward"]["ms"] + x["backward"]["ms"] + x["products"]["ms"]))))
+    return ("GFLOP/s in the last step of a training, fp32: attention by tiles, forward and backward, and the fully connected layers' products of the same "
+            "step. They are counted as FlashAttention's authors do: two products of queries, keys or values forward, five backward, of causal ones the half that is wanted.\n\n"
+            + table(("network", "batch", "forward", "backward", "products", "forward of products", "backward of products", "share of both"), rows))
+
+
 @section("roofline", "A step against the machine's peaks")
 def roofline(r):
     peers, rows, ages = r.beside("peers"), [], Ages(r)
