@@ -433,7 +433,8 @@ def ranks_scaling(o, model, batch, device, gbit):
 def package(python):
     """The folder with the Python package, installed from this tree."""
     folder = ROOT / "build/bench-package"
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade", "--target", folder, ROOT]
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade", "--target", folder,
+               "-C", "cmake.define.PLIMSOLL_CUDA=OFF", ROOT]  # all of these run on the CPU
     subprocess.run(list(map(str, command)), check=True)
     return folder
 
