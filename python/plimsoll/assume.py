@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .chosen import Asked, begun, depends, is_learnt, mark_learnt, note_comparison, note_places, treated
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, untraced
+from .functions import in_backward, note_gradients
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -52,6 +53,8 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+        if func is torch._C._set_grad_enabled:
+            note_gradients(args[0])
         if func is torch.autograd.grad:
             return gradients.as_operator(*args, **(kwargs or {}))
         if func in _PLAIN:  # which compare weights with themselves
@@ -60,8 +63,10 @@ class Assumptions(TorchFunctionMode):
             return ctc_loss(*args, **(kwargs or {}))
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
             return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
-        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__":  # type: ignore[comparison-overlap]
-            result = args[0].detach()
+        is_data = getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__"  # type: ignore[comparison-overlap]
+        if in_backward() and (is_data or func in (Tensor.detach, torch.detach)):
+            return args[0].view_as(args[0])
+        if is_data:
             data = args[0].detach()
             data._plimsoll_data = True
             return data
@@ -150,11 +155,6 @@ class Assumptions(TorchFunctionMode):
             return False
         expected = _expected(caller.f_code.co_filename, caller.f_lineno)
         return self.asked.answer(tensor) if expected is None else expected
-
-
-def depends(tensor: Any) -> bool:
-    """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
-    return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
 
 
 _INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from .assume import Assumptions
 from .errors import WrongResult
 from .fixed import Fixed, has_fixed
+from .functions import note_gradients
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -34,6 +35,7 @@ class Joined(nn.Module):
         batch = pytree.tree_unflatten(leaves, self.spec)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
+        note_gradients(torch.is_grad_enabled())
         with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)

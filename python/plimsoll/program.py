@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from .carried import Left, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
-from .gradients import write_gradients
+from .gradients import NotLinear, write_gradients
 from .joined import WRAPPED, Joined
 from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
@@ -227,6 +227,12 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
     exported = _exported(step, tensors)
     try:
         write_gradients(exported, torch.export.default_decompositions())
+    except NotLinear as error:
+        reason = (
+            f"its backward is not linear in the gradient ({error.operator} of it), and a network has no such derivative; what is done to gradients of parameters, as clipping,"
+            " is the step's (clip_grad_norm=)"
+        )
+        raise Unsupported([UnsupportedOp(error.function, module_path(error.node), source_line(error.node), reason)]) from error
     except Exception as error:
         raise Unsupported([_refused_by_export(error)]) from error
     _fill_by_shape(exported)
