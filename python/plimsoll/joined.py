@@ -28,6 +28,8 @@ class Joined(nn.Module):
         self.outputs = outputs
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
+        self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
+        self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
         given = iter(tensors)
@@ -36,12 +38,15 @@ class Joined(nn.Module):
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         note_gradients(torch.is_grad_enabled())
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)) as assumed:
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves), dict(self.model.named_buffers())) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
             assumed.asked.expect_used()
+        self.written.update(assumed.written)
+        if self.ending is not None:
+            self.ending()
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))

@@ -104,6 +104,7 @@ class Watch:
         self.told: list[UnsupportedOp] = []
         self.replaced: dict[str, UnsupportedOp] = {}
         self._names = {id(module): name for name, module in step.named_modules()}
+        self._assigned: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}  # buffers with another tensor in their place, and what was there
 
     def sees_function(self, function: type, args: tuple) -> Any:
         """What the forward of a Function gives; one with a backward of its own is followed where that can be transposed (functions.py)."""
@@ -133,14 +134,26 @@ class Watch:
         if before is not None and value.untyped_storage()._cdata == before.untyped_storage()._cdata:
             return  # self.count += 1
         if name in module._buffers:
-            reason = f"the forward pass puts another tensor in the buffer's place; write self.{name}.copy_(...) instead"
+            reason = f"the forward pass puts a tensor of another shape or dtype in the buffer's place; write self.{name}.copy_(...) of one like it"
             if not depends(value):  # a table for a shape
                 self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path.removeprefix("model."), _own_line(), reason)
+            elif before is not None and before.shape == value.shape and before.dtype == value.dtype:
+                self._assigned.setdefault((id(module), name), (module, before))
             else:
                 self._tell(self.told, f"self.{name} = ...", path, reason)
         elif isinstance(module.__dict__.get(name), Tensor):
             reason = f"the forward pass puts another tensor in its place and reads it in the next; make it a buffer, and write self.{name}.copy_(...)"
             self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path, _own_line(), reason)
+
+    def puts_back(self) -> None:
+        """At the end of a pass: a buffer that has another tensor in its place takes the values of that."""
+        with torch.no_grad():
+            for (_, name), (module, before) in self._assigned.items():
+                now = module._buffers[name]
+                if now is not None and now is not before:
+                    before.copy_(now)
+                    module._buffers[name] = before
+        self._assigned.clear()
 
     def _tell(self, to: list[UnsupportedOp], op: str, path: str, reason: str) -> None:
         entry = UnsupportedOp(op, path.removeprefix("model."), _own_line(), reason)
