@@ -216,11 +216,11 @@ def test_a_buffer_is_read_as_it_was_before_the_batch_changes_it():
     assert losses_of(Queue) == pytest.approx(pytorchs(Queue), rel=1e-5)
 
 
-def test_a_buffer_that_another_tensor_replaces_is_refused():
+def test_a_buffer_that_a_tensor_of_another_shape_replaces_is_refused():
     class Replacing(Queue):
         def forward(self, x):
-            self.number = self.number * 2
-            return (self.inner(x) * self.number).mean()
+            self.number = torch.stack([self.number, x.mean()])
+            return (self.inner(x) * self.number.mean()).mean()
 
     class Counting(Queue):
         def forward(self, x):
