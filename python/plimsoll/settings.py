@@ -1,4 +1,5 @@
-"""Plain numbers and flags that a forward pass may read of its modules, of their configurations and of the loss: a network has them as they were when it was captured.
+"""Numbers, flags and tensors that a forward pass may read of its modules, of their configurations and of the loss, and that are no parameters: a network has them as they
+were when it was captured.
 
 Before a step they are compared. What has changed is captured anew, as a batch of another shape is, and gets a plan of its own; where the network turns
 out to be the same, the number does not matter, and is not looked at again.
@@ -7,15 +8,20 @@ out to be the same, the number does not matter, and is not looked at again.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import warnings
 from argparse import Namespace
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from .held import untouched
+from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
+_MOST = 64  # entries of a list or a dictionary
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
 
@@ -39,7 +45,14 @@ def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(fields))
             yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
+            if isinstance(part, nn.Module):
+                yield name or title, part._buffers
+                seen.update((id(part._buffers), id(part._parameters)))
+                if title != "model":
+                    yield f"{title}.{name}".strip("."), part._parameters
             for key, value in list(fields.items()):
+                if key not in _OWN and _holds_tensors(value):
+                    yield f"{name}.{key}".strip("."), value if type(value) is dict else _Entries(value)
                 if _is_configuration(value) and id(vars(value)) not in seen:
                     seen.add(id(vars(value)))
                     yield f"{name}.{key}".strip("."), vars(value)
@@ -58,12 +71,31 @@ def _of_function(title: str, function: FunctionType) -> Iterator[tuple[str, Any]
     for name, value in held.items():
         if _is_configuration(value):
             yield name, vars(value)
+        elif _holds_tensors(value):
+            yield name, value if type(value) is dict else _Entries(value)
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
-                yield f"{name}.{path}".strip("."), vars(module)
+                for fields in (vars(module), module._buffers, module._parameters):
+                    yield f"{name}.{path}".strip("."), fields
 
 
-class _Read(dict):
+def _holds_tensors(value: Any) -> bool:
+    entries = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return 0 < len(entries) <= _MOST and any(isinstance(entry, Tensor) for entry in entries)
+
+
+class _Entries(dict):  # type: ignore[type-arg]
+    """Those of a list."""
+
+    def __init__(self, entries: Any):
+        super().__init__({str(i): entry for i, entry in enumerate(entries)})
+        self._entries = entries
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._entries[int(name)] if int(name) < len(self._entries) else default
+
+
+class _Read(dict):  # type: ignore[type-arg]
     """Those of a dictionary that a function names, as they are now."""
 
     def __init__(self, values: Mapping[str, Any], names: tuple[str, ...]):
@@ -77,7 +109,7 @@ class _Read(dict):
         return self._values.get(name, default)
 
 
-class _Cells(dict):
+class _Cells(dict):  # type: ignore[type-arg]
     """Variables of a closure."""
 
     def items(self) -> Any:
@@ -95,7 +127,46 @@ class _Cells(dict):
 
 
 def _kind(name: str, value: Any) -> bool:
-    return isinstance(value, _PLAIN) and name not in _OWN and not name.startswith("__")
+    return name not in _OWN and not name.startswith("__") and (isinstance(value, (*_PLAIN, Tensor)) or _is_short(value))
+
+
+def _is_short(value: Any) -> bool:
+    entries = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
+    return entries is not None and len(value) <= _MOST and all(isinstance(entry, _PLAIN) for entry in entries)
+
+
+class _Values:
+    """A tensor as it was: by its versions, and by what it holds where these differ."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.version, self.shape = tensor, _version(tensor), tuple(tensor.shape)
+        self.text = _text(tensor)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Values) and self.shape == other.shape and self.text == other.text
+
+    def __repr__(self) -> str:
+        return f"a tensor {self.shape} ({self.text})"
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _text(tensor: Tensor) -> str:
+    """Of its bytes."""
+    if not has_values(tensor) or tensor.numel() == 0:
+        return ""
+    with untouched():
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _held(value: Any) -> Any:
+    """A value that stays as it is where what it comes from changes."""
+    if isinstance(value, Tensor):
+        return _Values(value)
+    return dict(value) if type(value) is dict else list(value) if type(value) is list else value
 
 
 class Settings:
@@ -103,28 +174,51 @@ class Settings:
     those of the first capture."""
 
     def __init__(self, model: nn.Module, *functions: Optional[Callable]):
-        self._places = [(owner, fields, name) for owner, fields in _owners(model, functions) for name, value in list(fields.items()) if _kind(name, value)]
-        self._first = self._now()
+        own = {id(parameter) for parameter in model.parameters()}
+        self._places = [
+            (owner, fields, name) for owner, fields in _owners(model, functions) for name, value in list(fields.items()) if _kind(name, value) and id(value) not in own
+        ]
+        self._first = [_held(value) for value in self._now()]
+        self._last = list(self._first)
         self._told: set[int] = set()
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
 
-    def keep(self) -> "Settings":
-        self.forget([i for i, (before, now) in enumerate(zip(self._first, self._now())) if not _same(before, now)])
+    def keep(self, buffers: Mapping[str, Tensor] = {}) -> "Settings":
+        """``buffers`` are those that steps change."""
+        changing = {id(buffer) for buffer in buffers.values()}
+        self.forget([i for i, now in enumerate(self._now()) if id(now) in changing or not self._is_as(i, self._first, now)])
         return self
 
+    def _is_as(self, i: int, held: list, now: Any) -> bool:
+        before = held[i]
+        if not isinstance(before, _Values):
+            return _same(before, now)
+        return isinstance(now, Tensor) and ((before.tensor is now and before.version == _version(now)) or before == _Values(now))
+
     def changed(self) -> list[int]:
-        now = self._now()
-        return [] if now == self._first else [i for i, (before, value) in enumerate(zip(self._first, now)) if not _same(before, value)]
+        found = []
+        for i, now in enumerate(self._now()):
+            before = self._first[i]
+            if before is now or (isinstance(before, _Values) and before.tensor is now and before.version == now._version):
+                continue
+            if not self._is_as(i, self._last, now):
+                self._last[i] = _held(now)
+            elif isinstance(now, Tensor):
+                self._last[i].tensor, self._last[i].version = now, _version(now)
+            if not _same(before, self._last[i]):
+                found.append(i)
+        return found
 
     def key(self) -> tuple:
-        return tuple(("value", f"{self._name(i)} = {self._places[i][1].get(self._places[i][2])!r}") for i in self.changed())
+        return tuple(("value", f"{self._name(i)} = {self._last[i]!r}") for i in self.changed())
 
     def forget(self, places: list[int]) -> None:
         left = set(range(len(self._places))) - set(places)
         self._places = [self._places[i] for i in sorted(left)]
         self._first = [self._first[i] for i in sorted(left)]
+        self._last = [self._last[i] for i in sorted(left)]
         self._told.clear()
 
     def tell(self) -> None:
@@ -132,10 +226,10 @@ class Settings:
         for i in self.changed():
             if i not in self._told:
                 self._told.add(i)
-                now = self._places[i][1].get(self._places[i][2])
+                now = self._last[i]
                 warnings.warn(
                     f"{self._name(i)} was {self._first[i]!r} when the step was compiled, and is {now!r} now: each of its values gets a plan of its own, at"
-                    " most 16. Where it changes often, make it a tensor of the batch or a buffer", stacklevel=2,
+                    " most 16. Where it changes often, make it a tensor of the batch", stacklevel=2,
                 )
 
     def _name(self, i: int) -> str:

@@ -17,6 +17,7 @@ import gc
 import hashlib
 import itertools
 import json
+import operator
 import os
 import sys
 import threading
@@ -179,6 +180,7 @@ class Step:
         self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
+        self._parts = self._parts_now()
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
         self._modes = [module.training or not model.training for module in self._modules.values()]
         self._push()
@@ -309,6 +311,9 @@ class Step:
         """What decides the network, and a user may change meanwhile."""
         with untouched():
             needs = [parameter.requires_grad for parameter in self._parameters.values()]
+        parts = self._parts_now()
+        if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
+            raise ValueError("a module, a parameter or a forward hook of the model is another one now than when the step was compiled; compile anew")
         if needs != self._needs:
             name, needed = next((name, now) for name, now, then in zip(self._parameters, needs, self._needs) if now != then)
             now, then = ("a", "none") if needed else ("no", "one")
@@ -318,6 +323,11 @@ class Step:
             name, training = next((name, now) for name, now, then in zip(self._modules, modes, self._modes) if now != then)
             now = "training" if training else "evaluation"
             raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
+
+    def _parts_now(self) -> list:
+        """What the model consists of; hooks of steps, which do not change what it computes, left out."""
+        fields = [f for m in self._modules.values() for f in (m._modules, m._parameters, m._forward_hooks, m._forward_pre_hooks) if f]
+        return [part for parts in fields for part in parts.values() if not isinstance(part, _Hook)]
 
     # --- who else has the module's tensors ---
 
@@ -814,7 +824,7 @@ def compile(
             feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep()
+            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep({name: captured.buffers[name] for name in captured.first.updates if name in captured.buffers})
         )
 
     taken: list[Tensor] = []

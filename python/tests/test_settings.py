@@ -114,3 +114,84 @@ def test_an_evaluation_follows_too():
         with torch.no_grad():
             expected = F.cross_entropy(model(BATCH[0]), BATCH[1]).item()
         assert step.evaluate(BATCH) == pytest.approx(expected, rel=1e-5)
+
+
+class Tabled(nn.Module):
+    """Buffers that no step changes: one that the network folds into a number, one that it reads, and one that it makes a table of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner = nn.Linear(4, 3)
+        self.register_buffer("factor", torch.tensor(1.0))
+        self.register_buffer("shift", torch.tensor([0.1, 0.2, 0.3]))
+        self.register_buffer("table", torch.tensor([0.5, 0.25, 1.0]))
+        self.kept, self.weights = torch.ones(3), [1.0, 2.0]
+
+    def forward(self, x):
+        return self.inner(x) * self.factor + self.inner.bias * self.shift + self.inner(x) * (self.table.view(1, 3) * 2 + 1) * self.kept * self.weights[0]
+
+
+def put(owner, name):
+    def change(model, i):
+        if i == 2:
+            with torch.no_grad():
+                getattr(model, name).mul_(0.5)
+
+    return change
+
+
+CHANGES = {
+    "number": lambda model, i: model.factor.fill_(1.0 if i < 2 else 0.5),
+    "read": put(Tabled, "shift"),
+    "table": put(Tabled, "table"),
+    "replaced": lambda model, i: setattr(model, "table", torch.full((3,), 0.5)) if i == 2 else None,
+    "loaded": lambda model, i: model.load_state_dict({**model.state_dict(), "table": torch.full((3,), 0.5)}) if i == 2 else None,
+    "no_buffer": put(Tabled, "kept"),
+    "list": lambda model, i: model.weights.__setitem__(0, 1.0 if i < 2 else 0.25),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+@pytest.mark.parametrize("name", CHANGES)
+def test_tensors_and_lists_that_are_changed_between_steps_count(name):
+    expect_same(CHANGES[name], 4, make=Tabled)
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+def test_tensors_that_a_loss_reads_count():
+    weight, held, teacher = torch.ones(3), {"shift": torch.zeros(3)}, nn.Linear(4, 3).requires_grad_(False)
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+    start = {name: value.clone() for name, value in teacher.state_dict().items()}
+
+    def change(model, i):
+        with torch.no_grad():
+            if i == 0:  # of either side
+                weight.fill_(1.0), criterion.weight.fill_(1.0), teacher.load_state_dict(start)
+                held["shift"] = torch.zeros(3)
+            weight.mul_(torch.tensor([1.0, 0.5, 2.0])) if i == 1 else None
+            criterion.weight.mul_(torch.tensor([0.5, 0.5, 2.0])) if i == 2 else None
+            teacher.weight.mul_(0.5) if i == 3 else None
+            if i == 4:
+                held["shift"] = torch.tensor([0.1, 0.2, 0.3])
+
+    expect_same(change, 6, loss=lambda o, b: F.cross_entropy(o + held["shift"], b[1], weight=weight) + criterion(o, b[1]) + F.mse_loss(o, teacher(b[0])))
+
+
+def test_parts_of_the_model_that_are_others_are_told():
+    def of_module(model):
+        model.inner = nn.Linear(4, 3)
+
+    def of_parameter(model):
+        model.inner.weight = nn.Parameter(torch.ones(3, 4))
+
+    def of_hook(model):
+        model.inner.register_forward_hook(lambda module, given, output: 2 * output)
+
+    for change in (of_module, of_parameter, of_hook):
+        model = Scaled()
+        step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda o, b: F.cross_entropy(o, b[1]), example=BATCH, **LIMITS)
+        step(BATCH)
+        change(model)
+        with pytest.raises(ValueError, match="compile anew"):
+            step(BATCH)
