@@ -14,7 +14,7 @@ import linecache
 import math
 import sys
 from functools import lru_cache
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .chosen import Asked, begun, depends, is_learnt, mark_learnt, note_comparison, note_places, treated
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, untraced
+from .functions import in_backward, note_gradients
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -38,8 +39,10 @@ _DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential"
 class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
 
-    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False):
+    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False, buffers: Mapping[str, Tensor] = {}):
         super().__init__()
+        self._buffers = {id(buffer): name for name, buffer in buffers.items()}
+        self.written: set[str] = set()  # buffers that are changed through .data
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
         self.asked = Asked()
         self._writes = 0
@@ -52,6 +55,8 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+        if func is torch._C._set_grad_enabled:
+            note_gradients(args[0])
         if func is torch.autograd.grad:
             return gradients.as_operator(*args, **(kwargs or {}))
         if func in _PLAIN:  # which compare weights with themselves
@@ -60,12 +65,23 @@ class Assumptions(TorchFunctionMode):
             return ctc_loss(*args, **(kwargs or {}))
         if func is torch.tensor and args and isinstance(args[0], Tensor):  # as of what numpy would have given
             return args[0].detach().clone().to((kwargs or {}).get("dtype", args[0].dtype))
-        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__":  # type: ignore[comparison-overlap]
-            result = args[0].detach()
-            data = args[0].detach()
-            data._plimsoll_data = True
+        is_data = getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__get__"  # type: ignore[comparison-overlap]
+        if in_backward() and (is_data or func in (Tensor.detach, torch.detach)):
+            return args[0].view_as(args[0])
+        if is_data:
+            of = self._buffers.get(id(args[0]), True)
+            data = args[0].detach() if of is True else args[0].view_as(args[0])
+            data._plimsoll_data = of
             return data
-        _expect_no_write(func, args)
+        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":  # type: ignore[comparison-overlap]
+            _expect_buffer(self._buffers.get(id(args[0]), True))
+            self.written.add(self._buffers[id(args[0])])
+            if args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
+                raise RuntimeError(".data of a buffer becomes a tensor of another shape or dtype; write it by copy_ of one like it")
+            args[0].copy_(args[1].detach())
+            return None
+        if self._writes_data(func, args):
+            args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
         if func is Tensor.__getitem__:
             args = _by_places(*args)
         counted = treated(func, args, kwargs or {})
@@ -88,12 +104,22 @@ class Assumptions(TorchFunctionMode):
         note_places(func, args, kwargs or {}, result)
         self._note(func, args, kwargs or {}, result)
         if isinstance(result, Tensor) and args and getattr(args[0], "_plimsoll_data", False) and getattr(func, "__name__", "") in _INTO_SAME:
-            result._plimsoll_data = True  # type: ignore[attr-defined]
+            result._plimsoll_data = args[0]._plimsoll_data  # type: ignore[attr-defined]
         if isinstance(result, Tensor):
             known = _known_of(func, args)
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
+
+    def _writes_data(self, func: Callable, args: tuple) -> bool:
+        """Into what .data gives, which is changed behind autograd's back: of a buffer it is as if it were changed itself (program.py)."""
+        name = getattr(func, "__name__", "")
+        of = getattr(args[0], "_plimsoll_data", None) if args else None
+        if of is None or not (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
+            return False
+        _expect_buffer(of)
+        self.written.add(of)
+        return True
 
     def _by_made_masks(self, x: Tensor, index: Any) -> tuple:
         """Reading at a mask that depends on shapes alone is done at the places where it holds."""
@@ -152,19 +178,12 @@ class Assumptions(TorchFunctionMode):
         return self.asked.answer(tensor) if expected is None else expected
 
 
-def depends(tensor: Any) -> bool:
-    """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
-    return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+def _expect_buffer(of: Any) -> None:
+    if of is True:
+        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
 
 
 _INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())
-
-
-def _expect_no_write(func: Callable, args: tuple) -> None:
-    """Into what .data gives, which is changed behind autograd's back."""
-    name = getattr(func, "__name__", "")
-    if (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) and args and getattr(args[0], "_plimsoll_data", False):
-        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
 
 
 def _by_places(x: Tensor, index: Any) -> tuple:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from .assume import depends
+from .chosen import depends
 
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _CONTAINERS = (dict, list, tuple, deque)

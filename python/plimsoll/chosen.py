@@ -51,6 +51,11 @@ _LOSSES = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_ent
 _ALONG = frozenset("softmax log_softmax logsumexp norm argmax gather squeeze unsqueeze cumsum amax amin normalize cosine_similarity".split())
 
 
+def depends(tensor: Any) -> bool:
+    """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
+    return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
+
+
 def is_learnt(value: Any) -> bool:
     """Whether a tensor depends on parameters: whole numbers are not written where a mask of such holds."""
     return getattr(value, _LEARNT, False)

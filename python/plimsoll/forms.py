@@ -69,7 +69,9 @@ class Form:
     def __init__(self, captured: Captured, converted: Converted, first: Optional["Form"] = None):
         self.captured, self.converted = captured, converted
         own = {**captured.buffers, **captured.parameters}  # may be in other memory soon: nobody is to keep what they have now
-        converted.values = {name: value for name, value in converted.values.items() if name not in own}
+        live = {t.untyped_storage()._cdata for t in captured.first.constants.values() if isinstance(t, Tensor)}  # which others may change
+        values = {name: value for name, value in converted.values.items() if name not in own}
+        converted.values = {name: value.clone() if value.untyped_storage()._cdata in live else value for name, value in values.items()}
         kind = "training" if captured.training else "evaluation"
         self.section = converted.document[kind]
         self._fed: dict[str, Tensor] = {}

@@ -19,6 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .functions import not_linear
+
 _ATEN = torch.ops.aten
 _FURTHER = ("native_layer_norm", "native_group_norm", "native_layer_norm_backward", "native_group_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data",
             "gelu_backward", "silu_backward", "embedding_dense_backward", "select_backward", "slice_backward", "upsample_nearest2d_backward", "upsample_bilinear2d_backward")  # fmt: skip
@@ -32,6 +34,17 @@ def gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequenc
 
 @gradient.register_fake
 def _(outputs, inputs, given):
+    return [torch.empty_like(x) for x in inputs]
+
+
+@torch.library.custom_op("plimsoll::transposed", mutates_args=())
+def transposed(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Stands for the same of a backward, which is to be linear (functions.py)."""
+    raise RuntimeError("a backward of one's own, which is written out before it is run")
+
+
+@transposed.register_fake
+def _(outputs, inputs, given, name):
     return [torch.empty_like(x) for x in inputs]
 
 
@@ -49,12 +62,20 @@ def as_operator(
     return tuple(r if create_graph else r.detach() for r in results)
 
 
+class NotLinear(Exception):
+    """A backward of a Function that does with its gradient what cannot be transposed."""
+
+    def __init__(self, node: Node, function: str, operator: str):
+        super().__init__(f"{function}: {operator}")
+        self.node, self.function, self.operator = node, function, operator
+
+
 def write_gradients(exported: ExportedProgram, decompositions: dict) -> None:
     """Puts operators in the place of every such gradient."""
     graph = exported.graph
     further = torch._decomp.get_decompositions([getattr(_ATEN, name) for name in _FURTHER])
     decompositions = {**decompositions, **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward}
-    found = [n for n in graph.nodes if n.target is torch.ops.plimsoll.gradient.default]
+    found = [n for n in graph.nodes if n.target in (torch.ops.plimsoll.gradient.default, torch.ops.plimsoll.transposed.default)]
     for node in found:
         _write(graph, node, decompositions)
     if found:
@@ -62,8 +83,10 @@ def write_gradients(exported: ExportedProgram, decompositions: dict) -> None:
 
 
 def _write(graph: Graph, node: Node, decompositions: dict) -> None:
-    outputs, inputs, given = (list(a) for a in node.args)  # type: ignore[arg-type]
+    outputs, inputs, given = (list(a) for a in node.args[:3])  # type: ignore[arg-type]
     between, outside = _between(graph, outputs, inputs)
+    if len(node.args) > 3 and (found := not_linear(between, inputs)):
+        raise NotLinear(node, f"{node.args[3]}.apply", found)
     function = _function(between, inputs, outside, outputs)
     known = [*inputs, *outside, *given]
     mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
@@ -119,6 +142,9 @@ def _function(between: Sequence[Node], inputs: Sequence[Node], outside: Sequence
     own = Graph()
     places: dict[Node, Node] = {n: own.placeholder(f"x{i}") for i, n in enumerate([*inputs, *outside])}
     for n in between:
+        if n.target is _ATEN.copy.default:  # which has no derivative by itself
+            places[n] = own.call_function(_ATEN.expand.default, (places[n.args[1]], list(n.meta["val"].shape)))  # type: ignore[index]
+            continue
         places[n] = own.node_copy(n, lambda m: places[m])
         if n.target is _ATEN.view.default:  # attention's result lies otherwise here
             places[n].target = _ATEN.reshape.default

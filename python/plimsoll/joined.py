@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from .assume import Assumptions
 from .errors import WrongResult
 from .fixed import Fixed, has_fixed
+from .functions import note_gradients
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -27,6 +28,8 @@ class Joined(nn.Module):
         self.outputs = outputs
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
+        self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
+        self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
         given = iter(tensors)
@@ -34,12 +37,16 @@ class Joined(nn.Module):
         batch = pytree.tree_unflatten(leaves, self.spec)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves)) as assumed:
+        note_gradients(torch.is_grad_enabled())
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves), dict(self.model.named_buffers())) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
             assumed.asked.expect_used()
+        self.written.update(assumed.written)
+        if self.ending is not None:
+            self.ending()
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))

@@ -51,6 +51,10 @@ class Prelude:
         placeholders = module.graph.find_nodes(op="placeholder")
         return [tensor.to(device) if node.users else tensor for node, tensor in zip(placeholders, tensors, strict=True)]
 
+    def module(self) -> GraphModule:
+        """What it runs for the batch's size at which it was captured."""
+        return self._build(self._captured.first.batch)
+
     def graph(self, batch: Optional[int] = None) -> Graph:
         """The graph itself, to look at."""
         return self._build(batch or self._captured.first.batch).graph

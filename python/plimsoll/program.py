@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from .carried import Left, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
-from .gradients import write_gradients
+from .gradients import NotLinear, write_gradients
 from .joined import WRAPPED, Joined
 from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
@@ -38,7 +38,7 @@ KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2
     upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest3d upsample_trilinear3d adaptive_avg_pool3d adaptive_max_pool3d
     pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
+    linalg_vector_norm norm std std_mean dist sinc binary_cross_entropy cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
     lstm gru rnn_tanh rnn_relu max_unpool2d""".split())
 
 
@@ -104,13 +104,23 @@ def _detach_without_gradient(module: GraphModule) -> None:
         if node.target is not torch.ops.aten.detach.default:
             continue
         written = min((order[user] for user in _writers(node)), default=None)
-        if written is None or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
+        if written is None or _is_of_buffer(node) or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
             continue
         with graph.inserting_after(node):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
     module.recompile()
+
+
+def _is_of_buffer(node: Node) -> bool:
+    """Whether a tensor is a buffer, or lies in one: what is written there is to stay."""
+    while node.op == "call_function" and node.all_input_nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
+            return False
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder" and node.name.startswith(("b_", "c_"))
 
 
 def _writers(node: Node) -> list[Node]:
@@ -186,8 +196,9 @@ def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
             left = Left(step)
             step.ended = left.look
             with watched(step) as watch:
+                step.ending = watch.puts_back
                 exported = torch.export.export(step, tuple(tensors), strict=False)
-            step.ended = None
+            step.ended = step.ending = None
             if left:
                 left.plant()
                 watch.told += _carried(step, tensors, left)
@@ -200,10 +211,65 @@ def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     buffers = exported.graph_signature.inputs_to_buffers
     unread = {target for node, target in buffers.items() if not _is_read(exported, node)}
     read = ({*exported.constants} | {*buffers.values()}) - unread
-    told = watch.told + [entry for name, entry in watch.replaced.items() if name in read]
+    told = watch.told + [entry for name, entry in watch.replaced.items() if name in read] + _read_before(decomposed, step.written)
     if told:
         raise Unsupported(told)
     return decomposed
+
+
+# Operators whose derivative reads what they were given, as it is when PyTorch takes it.
+_REREADING = frozenset("mul.Tensor div.Tensor pow.Tensor_Tensor mm.default bmm.default matmul.default linear.default addmm.default baddbmm.default".split())
+
+
+def _read_before(exported: ExportedProgram, written: set[str]) -> list[UnsupportedOp]:
+    """Buffers that are changed through .data after an operator that is to be derived has read them: PyTorch, which does not see the change, derives by other values."""
+    told = []
+    for node, target in exported.graph_signature.inputs_to_buffers.items():
+        if target.removeprefix(WRAPPED) not in written:
+            continue
+        for reader in _readers(next(n for n in exported.graph.nodes if n.name == node)):
+            name = str(reader.target).removeprefix("aten.")
+            if (name in _REREADING or name.startswith("conv")) and _is_derived(exported, reader):
+                reason = f"the buffer '{target.removeprefix(WRAPPED)}' is read here, and changed through .data later: PyTorch takes the derivative by the values after that. Change the buffer itself, under torch.no_grad()"
+                told.append(UnsupportedOp(str(reader.target), module_path(reader), source_line(reader), reason))
+    return told
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Those that read a tensor's own memory."""
+    for user in node.users:
+        name = str(user.target).removeprefix("aten.")
+        if name.split(".")[0] in ("view", "permute", "t", "transpose", "expand", "unsqueeze", "squeeze", "select", "slice", "alias", "detach"):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _is_derived(exported: ExportedProgram, node: Node) -> bool:
+    """Whether a gradient comes back to a node, and goes on from it to a parameter."""
+    signature = exported.graph_signature
+    loss = next(spec.arg.name for spec in signature.output_specs if spec.kind == OutputKind.USER_OUTPUT)
+    forward, backward = [node], [node]
+    seen: set[Node] = set()
+    reaches = False
+    while forward and not reaches:
+        n = forward.pop()
+        value = n.meta.get("val")
+        if n in seen or n.target is torch.ops.aten.detach.default or (isinstance(value, Tensor) and not value.is_floating_point()):
+            continue
+        seen.add(n)
+        reaches = n.name == loss
+        forward.extend(n.users)
+    seen = set()
+    while reaches and backward:
+        n = backward.pop()
+        if n in seen or n.target is torch.ops.aten.detach.default:
+            continue
+        seen.add(n)
+        if n.name in signature.inputs_to_parameters:
+            return True
+        backward.extend(n.all_input_nodes)
+    return False
 
 
 def _carried(step: Joined, tensors: Sequence[Tensor], left: Left) -> list[UnsupportedOp]:
@@ -227,6 +293,12 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
     exported = _exported(step, tensors)
     try:
         write_gradients(exported, torch.export.default_decompositions())
+    except NotLinear as error:
+        reason = (
+            f"its backward is not linear in the gradient ({error.operator} of it), and a network has no such derivative; what is done to gradients of parameters, as clipping,"
+            " is the step's (clip_grad_norm=)"
+        )
+        raise Unsupported([UnsupportedOp(error.function, module_path(error.node), source_line(error.node), reason)]) from error
     except Exception as error:
         raise Unsupported([_refused_by_export(error)]) from error
     _fill_by_shape(exported)

@@ -267,7 +267,10 @@ def sort(op: Op, x: list[Tensor], state: Run):
 
 @kernel("TopK")
 def topk(op: Op, x: list[Tensor], state: Run):
-    return tuple(torch.topk(x[0], attribute(op, "k"), attribute(op, "axis"), bool(attribute(op, "largest", 1))))
+    """Of equal elements the first ones."""
+    axis, count = attribute(op, "axis"), attribute(op, "k")
+    values, places = torch.sort(x[0], dim=axis, descending=bool(attribute(op, "largest", 1)), stable=True)
+    return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
 @kernel("Constant")

@@ -17,6 +17,7 @@ import gc
 import hashlib
 import itertools
 import json
+import operator
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ from .held import hold, let_go, untouched
 from .infeasible import Infeasible
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
+from .settings import Settings, same_network
 from .sync_batch_norm import has_sync_batch_norm
 from .unseen import refuse_unseen
 
@@ -136,7 +138,8 @@ class Step:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
                  groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
                  ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None,
-                 fixed: Sequence[int] = ()):
+                 fixed: Sequence[int] = (), settings: Optional[Settings] = None):
+        self._settings = settings or Settings(nn.Module())
         self._number, self._ranks, self._files = next(_numbers), ranks, files
         if ranks is not None:
             ranks.expect_same(told or {})
@@ -177,6 +180,7 @@ class Step:
         self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
+        self._parts = self._parts_now()
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
         self._modes = [module.training or not model.training for module in self._modules.values()]
         self._push()
@@ -250,7 +254,7 @@ class Step:
 
     def _bring(self, batch: Any) -> Key:
         """To where the next step finds it, or to the second buffer; it is there already where it was fed ahead."""
-        key = key_of(batch)
+        key = self._key(batch)
         if batch is not self._fed:
             self._fed = None
             if key not in self._shapes:
@@ -273,7 +277,7 @@ class Step:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
             self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number, "batches": batches})
         with self._unplanned:
-            if following is not None and self._core.has_second_buffer and key_of(following) == key:
+            if following is not None and self._core.has_second_buffer and self._key(following) == key:
                 loss = self._run_and_feed(rates, batches, following)
             else:
                 loss = self._core.run(rates, batches)
@@ -307,6 +311,9 @@ class Step:
         """What decides the network, and a user may change meanwhile."""
         with untouched():
             needs = [parameter.requires_grad for parameter in self._parameters.values()]
+        parts = self._parts_now()
+        if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
+            raise ValueError("a module, a parameter or a forward hook of the model is another one now than when the step was compiled; compile anew")
         if needs != self._needs:
             name, needed = next((name, now) for name, now, then in zip(self._parameters, needs, self._needs) if now != then)
             now, then = ("a", "none") if needed else ("no", "one")
@@ -316,6 +323,11 @@ class Step:
             name, training = next((name, now) for name, now, then in zip(self._modules, modes, self._modes) if now != then)
             now = "training" if training else "evaluation"
             raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
+
+    def _parts_now(self) -> list:
+        """What the model consists of; hooks of steps, which do not change what it computes, left out."""
+        fields = [f for m in self._modules.values() for f in (m._modules, m._parameters, m._forward_hooks, m._forward_pre_hooks) if f]
+        return [part for parts in fields for part in parts.values() if not isinstance(part, _Hook)]
 
     # --- who else has the module's tensors ---
 
@@ -360,9 +372,9 @@ class Step:
     def _evaluate(self, batch: Any) -> float:
         self._fed = None  # it runs in the same memory
         if self._divided:
-            self._agree("step.evaluate, by all ranks since states are divided among them", key_of(batch))
+            self._agree("step.evaluate, by all ranks since states are divided among them", self._key(batch))
         self._take_over()
-        self._evaluated = self._evaluations.get(key_of(batch)) or self._add_evaluation(batch)
+        self._evaluated = self._evaluations.get(self._key(batch)) or self._add_evaluation(batch)
         form, number = self._evaluated
         if form.is_fed:
             self._sync_module()
@@ -372,19 +384,36 @@ class Step:
 
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
         """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
-        size = self._first.size_of(batch, self._example)
+        size = None if self._settings.changed() else self._first.size_of(batch, self._example)
         form = self._first if size else self._captured_form(batch, True)
-        self._sizes[key_of(batch)] = size or 0
+        if (known := self._same_as_known(batch, form)) is not None:
+            return known
+        self._sizes[self._key(batch)] = size or 0
         add = lambda shown: self._core.add_shape(form.text, size or 0, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
+    def _key(self, batch: Any) -> Key:
+        return key_of(batch) + self._settings.key()
+
+    def _same_as_known(self, batch: Any, form: Form) -> Optional[tuple[Form, int]]:
+        """Where a number of the model has changed, and the network has not: that number is not looked at again."""
+        changed, known = self._settings.changed(), self._shapes.get(key_of(batch))
+        if changed and known is not None and same_network(form, known[0]):
+            self._settings.forget(changed)
+            return known
+        self._settings.tell()
+        return None
+
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         size = None
-        if self._evaluations:
+        if self._evaluations and not self._settings.changed():
             key, (form, _) = next(iter(self._evaluations.items()))
             size = form.size_of(batch, key)
         if not size:
             form = self._captured_form(batch, False)
+        known = self._evaluations.get(key_of(batch))
+        if self._settings.changed() and known is not None and same_network(form, known[0]):
+            return known
         return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, size or 0))
 
     def _captured_form(self, batch: Any, training: bool) -> Form:
@@ -399,13 +428,13 @@ class Step:
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len(to) >= MOST_SHAPES:
             raise ValueError(
-                f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(key_of(batch))}; each"
+                f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(self._key(batch))}; each"
                 " takes a plan of its own, so pad batches to a few lengths"
             )
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
-                to[key_of(batch)] = form, add(shown)
+                to[self._key(batch)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
             needed = json.loads(answer.args[1])
             if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
@@ -417,7 +446,7 @@ class Step:
             return self._added(to, batch, form, add)
         finally:
             shown.end()
-        return to[key_of(batch)]
+        return to[self._key(batch)]
 
     def _grow(self, needed: int, ranks: Optional[Ranks]) -> bool:
         """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
@@ -769,6 +798,7 @@ def compile(
         largest, *others = sorted([plain(example), *(arranged(batch, example) for batch in shapes)], key=_elements, reverse=True)
         refuse_unseen(model, optimizer)
         _expect_values(model)
+        settings = Settings(model, loss, call)
         (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback))
         skeleton = skeleton_of(largest)
         largest, *others = (with_fixed(batch, fixed) for batch in (largest, *others))
@@ -794,7 +824,7 @@ def compile(
             feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed
+            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep({name: captured.buffers[name] for name in captured.first.updates if name in captured.buffers})
         )
 
     taken: list[Tensor] = []

@@ -7,7 +7,7 @@ puts other tensors in the place of; and what Python computes anew at every call,
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.utils.checkpoint import CheckpointFunction
 
-from .assume import depends
+from .chosen import depends
 from .errors import Unsupported, UnsupportedOp
+from .functions import again, followed
 
-FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))  # lines of these are not the user's
+FOREIGN = (str(Path(torch.__file__).parent / "_")[:-1], str(Path(__file__).parent / "_")[:-1])  # lines of these are not the user's
 
 # --- hooks -----------------------------------------------------------------------------------------------------------
 
@@ -45,11 +47,19 @@ def refuse_unseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise Unsupported(told)
 
 
+_DETECTORS = ("GeneralizedRCNN", "RetinaNet", "FCOS", "SSD")
+
+
 def _not_followed(module: nn.Module, name: str = "") -> list[UnsupportedOp]:
     if isinstance(module, torch.jit.ScriptModule):
         reason = "a scripted module has no Python that could be followed; give the nn.Module that it was made from"
     elif isinstance(module, NormBase) and module.training and module.track_running_stats and module.momentum is None:
         reason = "with momentum=None Python divides by the number of batches, which a step would keep as it was; give a momentum, as 0.1"
+    elif any(c.__module__.startswith("torchvision.models.detection.") and c.__name__ in _DETECTORS for c in type(module).__mro__):
+        reason = (
+            "a detector of torchvision draws the size of its images, and which boxes count for its losses depends on their values (assignment to targets, nms): a network has no such"
+            " sizes. What it is made of trains: give model.backbone and model.head images of one size, and a loss of targets that are assigned to anchors before, in the loader"
+        )
     else:
         return [told for key, child in module.named_children() for told in _not_followed(child, f"{name}.{key}" if name else key)]
     return [UnsupportedOp(type(module).__name__, name, "", reason)]
@@ -94,19 +104,26 @@ class Watch:
         self.told: list[UnsupportedOp] = []
         self.replaced: dict[str, UnsupportedOp] = {}
         self._names = {id(module): name for name, module in step.named_modules()}
+        self._assigned: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}  # buffers with another tensor in their place, and what was there
 
-    def sees_function(self, function: type) -> None:
-        own = function.__module__
-        if own == "torch.utils.checkpoint":
-            reason = "it runs its modules without gradients; checkpoint(..., use_reentrant=False) does not"
-        elif own.startswith("torch."):
-            return
-        else:
+    def sees_function(self, function: type, args: tuple) -> Any:
+        """What the forward of a Function gives; one with a backward of its own is followed where that can be transposed (functions.py)."""
+        try:
+            return followed(function, args)
+        except Exception as error:
             reason = (
-                "its backward is Python of its own, which is not followed; write it by operators whose derivative it is, as"
+                f"its backward is Python of its own, which cannot be followed ({str(error)[:200] or type(error).__name__}); write it by operators whose derivative it is, as"
                 " x + (f(x) - x).detach() for a gradient that passes straight through"
             )
         self._tell(self.told, f"{function.__qualname__}.apply", "", reason)
+        has_context = function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
+        context = [torch.autograd.function.FunctionCtx()] if has_context else []
+        return type.__getattribute__(function, "forward")(*context, *args)
+
+    def sees_hook(self, name: str, tensor: Tensor, hook: Callable) -> None:
+        if depends(tensor) or tensor.requires_grad:
+            reason = "the step would not call this hook; leave it out, or write what it does to the gradient as a torch.autograd.Function"
+            self._tell(self.told, f"Tensor.{name}", "", reason)
 
     def sees_assignment(self, module: nn.Module, name: str, value: Any) -> None:
         path = self._names.get(id(module), "")
@@ -117,14 +134,26 @@ class Watch:
         if before is not None and value.untyped_storage()._cdata == before.untyped_storage()._cdata:
             return  # self.count += 1
         if name in module._buffers:
-            reason = f"the forward pass puts another tensor in the buffer's place; write self.{name}.copy_(...) instead"
+            reason = f"the forward pass puts a tensor of another shape or dtype in the buffer's place; write self.{name}.copy_(...) of one like it"
             if not depends(value):  # a table for a shape
                 self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path.removeprefix("model."), _own_line(), reason)
+            elif before is not None and before.shape == value.shape and before.dtype == value.dtype:
+                self._assigned.setdefault((id(module), name), (module, before))
             else:
                 self._tell(self.told, f"self.{name} = ...", path, reason)
         elif isinstance(module.__dict__.get(name), Tensor):
             reason = f"the forward pass puts another tensor in its place and reads it in the next; make it a buffer, and write self.{name}.copy_(...)"
             self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path, _own_line(), reason)
+
+    def puts_back(self) -> None:
+        """At the end of a pass: a buffer that has another tensor in its place takes the values of that."""
+        with torch.no_grad():
+            for (_, name), (module, before) in self._assigned.items():
+                now = module._buffers[name]
+                if now is not None and now is not before:
+                    before.copy_(now)
+                    module._buffers[name] = before
+        self._assigned.clear()
 
     def _tell(self, to: list[UnsupportedOp], op: str, path: str, reason: str) -> None:
         entry = UnsupportedOp(op, path.removeprefix("model."), _own_line(), reason)
@@ -143,15 +172,36 @@ def _own_line() -> str:
     return ""
 
 
+def _enter_no_grad(self: torch.inference_mode) -> None:
+    """An export forgets an inference mode, and keeps where no gradients are."""
+    self._plimsoll_no_grad = torch.no_grad() if self.mode else nullcontext()  # type: ignore[attr-defined]
+    self._plimsoll_no_grad.__enter__()  # type: ignore[attr-defined]
+
+
+def _exit_no_grad(self: torch.inference_mode, *told: Any) -> None:
+    self._plimsoll_no_grad.__exit__(*told)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def watched(step: nn.Module) -> Iterator[Watch]:
     """Python's part of a forward pass, watched."""
     watch = Watch(step)
-    apply, assign, to = torch.autograd.Function.__dict__["apply"], nn.Module.__setattr__, nn.Module.to
+    kind, apply = type(torch.autograd.Function), torch.autograd.Function.__dict__.get("apply")
+
+    def watched_attribute(function: type, name: str) -> Any:
+        """The forward that apply calls, wherever somebody has apply from (act = Own.apply)."""
+        value = type.__getattribute__(function, name)
+        if name != "forward" or type.__getattribute__(function, "__module__").startswith("torch."):
+            return value
+        has_context = function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
+        return lambda *args: watch.sees_function(function, args[1:] if has_context else args)
 
     def watched_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        watch.sees_function(cls)
-        return apply.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            return again(args[0], args[2:])
+        return super(torch.autograd.Function, cls).apply(*args, **kwargs) if apply is None else apply.__get__(None, cls)(*args, **kwargs)
+
+    assign, to = nn.Module.__setattr__, nn.Module.to
 
     def watched_assignment(self: nn.Module, name: str, value: Any) -> None:
         watch.sees_assignment(self, name, value)
@@ -164,13 +214,30 @@ def watched(step: nn.Module) -> Iterator[Watch]:
         is_so = all((device is None or t.device == device) and (dtype is None or not t.is_floating_point() or t.dtype == dtype) for t in tensors)
         return self if is_so and form is None else to(self, *args, **kwargs)
 
+    hooks = {name: Tensor.__dict__.get(name) for name in _OF_TENSORS.values()}
+
+    def watched_hook(name: str) -> Callable:
+        return lambda self, hook: watch.sees_hook(name, self, hook)
+
+    for name in hooks:
+        setattr(Tensor, name, watched_hook(name))
+    inference = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+    torch.inference_mode.__enter__, torch.inference_mode.__exit__ = _enter_no_grad, _exit_no_grad  # type: ignore[method-assign]
     nn.Module.to = to_what_it_is  # type: ignore[method-assign,assignment]
+    kind.__getattribute__ = watched_attribute  # type: ignore[assignment,method-assign]
     torch.autograd.Function.apply = classmethod(watched_apply)  # type: ignore[method-assign,assignment]
     nn.Module.__setattr__ = watched_assignment  # type: ignore[method-assign,assignment]
     try:
         yield watch
     finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        for name, hook in hooks.items():
+            delattr(Tensor, name) if hook is None else setattr(Tensor, name, hook)
+        torch.inference_mode.__enter__, torch.inference_mode.__exit__ = inference  # type: ignore[method-assign]
+        del kind.__getattribute__
+        if apply is None:
+            del torch.autograd.Function.apply
+        else:
+            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         nn.Module.__setattr__ = assign  # type: ignore[method-assign]
         nn.Module.to = to  # type: ignore[method-assign]
 

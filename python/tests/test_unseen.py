@@ -86,26 +86,50 @@ def test_hooks_that_a_step_would_not_call_are_refused(register, told):
 # --- functions with a backward of their own ---------------------------------------------------------------------------
 
 
-class Rounded(torch.autograd.Function):
+class Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x.round()
+        return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return gradient / gradient.norm()
 
 
-def test_a_function_with_its_own_backward_is_refused_at_its_line():
+def test_a_function_whose_backward_is_not_linear_is_refused_at_its_line():
     class Own(Squares):
         def forward(self, x):
-            return (Rounded.apply(self.inner(x)) ** 2).mean()
+            return (Norm.apply(self.inner(x)) ** 2).mean()
 
-    apply = torch.autograd.Function.__dict__["apply"]
-    with pytest.raises(plimsoll.Unsupported, match=r"Rounded\.apply") as refused:
+    kind = type(torch.autograd.Function)
+    before = vars(torch.autograd.Function).get("apply")
+    with pytest.raises(plimsoll.Unsupported, match=r"Norm\.apply.*not linear") as refused:
         compiled(Own())
-    assert "test_unseen.py" in str(refused.value) and "detach" in str(refused.value)
-    assert torch.autograd.Function.__dict__["apply"] is apply, "nothing is watched afterwards"
+    assert "test_unseen.py" in str(refused.value)
+    assert "__getattribute__" not in vars(kind) and vars(torch.autograd.Function).get("apply") is before, "nothing is watched afterwards"
+
+
+def test_a_hook_on_what_a_forward_pass_makes_is_refused():
+    class Hooked(Squares):
+        def forward(self, x):
+            y = self.inner(x)
+            y.register_hook(lambda gradient: 2 * gradient)
+            return (y**2).mean()
+
+    hook = torch.Tensor.register_hook
+    with pytest.raises(plimsoll.Unsupported, match=r"Tensor\.register_hook.*test_unseen.py"):
+        compiled(Hooked())
+    assert torch.Tensor.register_hook is hook
+
+
+def test_what_is_computed_in_inference_mode_has_no_gradient():
+    class Fixed(Squares):
+        def forward(self, x):
+            with torch.inference_mode():
+                y = self.inner(x)
+            return (self.inner(x) * y.clone()).mean()
+
+    assert losses_of(Fixed) == pytest.approx(pytorchs(Fixed), rel=1e-5)
 
 
 def test_what_its_message_proposes_trains_as_in_pytorch():
@@ -119,15 +143,32 @@ def test_what_its_message_proposes_trains_as_in_pytorch():
 
 def test_checkpointed_modules_train():
     class Checkpointed(Squares):
-        reentrant = False
-
         def forward(self, x):
-            return (torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant) ** 2).mean()
+            return (torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False) ** 2).mean()
 
     assert losses_of(Checkpointed) == pytest.approx(pytorchs(Checkpointed), rel=1e-5)
-    Checkpointed.reentrant = True
-    with pytest.raises(plimsoll.Unsupported, match="use_reentrant=False"):
-        compiled(Checkpointed())
+
+
+def test_what_is_checkpointed_with_use_reentrant_has_gradients_where_its_input_has():
+    class Beside(Squares):
+        def __init__(self):
+            super().__init__()
+            self.back = nn.Linear(3, 6)
+
+        def forward(self, x):
+            run = lambda module, x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=True)  # noqa: E731
+            return (run(self.inner, x) * self.inner(run(self.back, self.inner(x)))).mean()
+
+    assert losses_of(Beside) == pytest.approx(pytorchs(Beside), rel=1e-5)
+
+
+def test_a_detector_of_torchvision_is_refused_by_name():
+    detection = pytest.importorskip("torchvision").models.detection
+    model = detection.retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = [torch.rand(3, 64, 64)], [{"boxes": torch.tensor([[1.0, 1, 30, 30]]), "labels": torch.tensor([1])}]
+    with pytest.raises(plimsoll.Unsupported, match="RetinaNet.*nms.*in the loader"):
+        compiled(model, optimizer=optimizer, example=batch)
 
 
 # --- what a forward pass leaves behind -------------------------------------------------------------------------------
@@ -175,11 +216,11 @@ def test_a_buffer_is_read_as_it_was_before_the_batch_changes_it():
     assert losses_of(Queue) == pytest.approx(pytorchs(Queue), rel=1e-5)
 
 
-def test_a_buffer_that_another_tensor_replaces_is_refused():
+def test_a_buffer_that_a_tensor_of_another_shape_replaces_is_refused():
     class Replacing(Queue):
         def forward(self, x):
-            self.number = self.number * 2
-            return (self.inner(x) * self.number).mean()
+            self.number = torch.stack([self.number, x.mean()])
+            return (self.inner(x) * self.number.mean()).mean()
 
     class Counting(Queue):
         def forward(self, x):

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .experts import EXACT, bound, whole
 from .registry import CONVERTERS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
     from ..writer import Writer
+
+def _of_bound(bounded: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """How much of the gradient what lies on a bound gets: it differs from one release of PyTorch to the next."""
+    with torch.enable_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+        x = torch.ones(1, requires_grad=True)
+        return float(torch.autograd.grad(bounded(x).sum(), x)[0])
+
+
+_ONE = torch.ones(1)
+_ON_BOUND = {
+    "clamp.default": _of_bound(lambda x: x.clamp(max=1.0)),
+    "clamp.Tensor": _of_bound(lambda x: x.clamp(max=_ONE)),
+    "clamp_min.default": _of_bound(lambda x: torch.clamp_min(x, 1.0)),
+    "clamp_min.Tensor": _of_bound(lambda x: torch.clamp_min(x, _ONE)),
+    "clamp_max.default": _of_bound(lambda x: torch.clamp_max(x, 1.0)),
+    "clamp_max.Tensor": _of_bound(lambda x: torch.clamp_max(x, _ONE)),
+}
+
+
+def _above(op: str, x: str, low: str) -> str:
+    return {1.0: f"where(lt({x},{low}),{low},{x})", 0.0: f"where(le({x},{low}),{low},{x})"}.get(_ON_BOUND[op], f"max({x},{low})")
+
+
+def _below(op: str, x: str, high: str) -> str:
+    return {1.0: f"where(gt({x},{high}),{high},{x})", 0.0: f"where(ge({x},{high}),{high},{x})"}.get(_ON_BOUND[op], f"min({x},{high})")
+
 
 # ATen operator -> expression; {name} is an argument of its schema.
 EXPRESSIONS = {
@@ -78,10 +105,12 @@ EXPRESSIONS = {
     "hypot.default": "sqrt(add(square({self}),square({other})))",
     "copysign.Tensor": "where(lt({other},0.0),neg(abs({self})),abs({self}))",
     "logaddexp.default": "add(max({self},{other}),log1p(exp(neg(abs(sub({self},{other}))))))",
-    "clamp_min.default": "max({self},{min})",
-    "clamp_min.Tensor": "max({self},{min})",
-    "clamp_max.default": "min({self},{max})",
-    "clamp_max.Tensor": "min({self},{max})",
+    "clamp_min.default": _above("clamp_min.default", "{self}", "{min}"),
+    "clamp_min.Tensor": _above("clamp_min.Tensor", "{self}", "{min}"),
+    "clamp_max.default": _below("clamp_max.default", "{self}", "{max}"),
+    "clamp_max.Tensor": _below("clamp_max.Tensor", "{self}", "{max}"),
+    # At 0 its derivative is 0.
+    "sinc.default": f"where(eq({{self}},0.0),1.0,div(sin(mul(where(eq({{self}},0.0),1.0,{{self}}),{math.pi!r})),mul(where(eq({{self}},0.0),1.0,{{self}}),{math.pi!r})))",
     "where.self": "where({condition},{self},{other})",
     "where.ScalarSelf": "where({condition},{self},{other})",
     "where.ScalarOther": "where({condition},{self},{other})",
@@ -278,16 +307,19 @@ def erfinv(w: "Writer", node: Node, a: Arguments):
 
 @converts("clamp.default", "clamp.Tensor")
 def clamp(w: "Writer", node: Node, a: Arguments):
-    low, high = a["min"], a["max"]
+    low, high, name = a["min"], a["max"], str(node.target).removeprefix("aten.")
     if w.dtype(node) in (torch.int64, torch.int32):
         form = "min({0},{1})" if low is None else "max({0},{1})" if high is None else "min(max({0},{1}),{2})"
         y = whole(w, node, form, [a["self"], *(bound for bound in (low, high) if bound is not None)])
         if y is not None:
             return y
     if low is None or high is None:
-        return w.pointwise("min({0},{1})" if low is None else "max({0},{1})", [a["self"], high if low is None else low])
+        form = _below if low is None else _above
+        return w.pointwise(form(name, "{0}", "{1}"), [a["self"], high if low is None else low])
     if isinstance(low, Node) or isinstance(high, Node):
-        return w.pointwise("min(max({0},{1}),{2})", [a["self"], low, high])
+        return w.pointwise(_below(name, _above(name, "{0}", "{1}"), "{2}"), [a["self"], low, high])
+    if not _ON_BOUND[name] and low < high:
+        return w.pointwise("hardtanh({0},{1},{2})", [a["self"], low, high])
     return w.pointwise("clamp({0},{1},{2})", [a["self"], low, high])
 
 

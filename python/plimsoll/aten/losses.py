@@ -34,6 +34,26 @@ def cross_entropy(w: "Writer", node: Node, a: Arguments):
     return _on_rows(w, node, rows, a, float(a["label_smoothing"]))
 
 
+@converts("binary_cross_entropy.default")
+def binary_cross_entropy(w: "Writer", node: Node, a: Arguments):
+    """PyTorch keeps logarithms above -100, and the derivative finite at 0 and 1, where its own would not be: the value is fixed, and its derivative stands beside it."""
+    x, target = a["self"], a["target"]
+    is_trained = w.is_trained(x)
+    fixed = w.emit("StopGradient", [x], w.shape(x), part="fixed") if is_trained else w.value(x)
+    value = "sub(mul(sub({1},1.0),max(log1p(neg({0})),-100.0)),mul({1},max(log({0}),-100.0)))"
+    if is_trained:
+        value = f"add({value},mul(sub({{2}},{{0}}),div(sub({{0}},{{1}}),max(mul(sub(1.0,{{0}}),{{0}}),1e-12))))"
+    given = [fixed, target, *([x] if is_trained else [])]
+    if a["weight"] is not None:
+        value = f"mul({value},{{{len(given)}}})"
+        given.append(a["weight"])
+    each = w.pointwise(value, given, "each")
+    reduction = REDUCTIONS[a["reduction"]]
+    if reduction == "none":
+        return each
+    return w.reduce(each, reduction, range(len(w.shape(x))), False, reduction)
+
+
 @converts("nll_loss.default", "nll_loss_nd.default", "nll_loss2d.default")
 def nll_loss(w: "Writer", node: Node, a: Arguments):
     """Of a log_softmax over the classes: cross entropy of what goes into it."""

@@ -22,6 +22,10 @@ def _dims(dim: Optional[Sequence[int] | int], rank: int) -> list[int]:
     return sorted(axis(d, rank) for d in ([dim] if isinstance(dim, int) else dim))
 
 
+# A root whose derivative at 0 is 0, as PyTorch has it of norms and deviations.
+ROOT = "mul(sqrt(where(eq({0},0.0),1.0,{0})),ne({0},0.0))"
+
+
 @converts(
     "sum.default",
     "sum.dim_IntList",
@@ -41,9 +45,16 @@ def reduce(w: "Writer", node: Node, a: Arguments):
 
 @converts("max.dim", "min.dim")
 def extreme(w: "Writer", node: Node, a: Arguments):
-    name = str(node.target).split(".")[1]
-    values = w.reduce(a["self"], name, _dims(a["dim"], len(w.shape(a["self"]))), a["keepdim"], "")
-    return values, _place(w, w.value(a["self"]), a["dim"], name == "max", w.shape_of[w.value(values)])
+    """The gradient is that of the first of equal elements."""
+    name, dim = str(node.target).split(".")[1], axis(a["dim"], len(w.shape(a["self"])))
+    shape = [int(n) for n in node.meta["val"][0].shape]
+    if not w.shape(a["self"]):
+        return w.value(a["self"]), _place(w, w.reshape(a["self"], [1]), 0, name == "max", [])
+    one = [1 if d == dim else n for d, n in enumerate(w.shape(a["self"]))]
+    place = _place(w, w.value(a["self"]), dim, name == "max", one)
+    if not w.is_trained(a["self"]) or w.dtype(a["self"]) != torch.float32:
+        return w.reduce(a["self"], name, [dim], a["keepdim"], ""), w.reshape(place, shape)
+    return w.reshape(w.emit("Gather", [a["self"], place], one, {"axis": dim}, "largest"), shape), w.reshape(place, shape)
 
 
 @converts("argmax.default", "argmin.default")
@@ -108,8 +119,8 @@ def cumulative_logsumexp(w: "Writer", node: Node, a: Arguments):
 
 @converts("cummax.default", "cummin.default")
 def cumulative_extreme(w: "Writer", node: Node, a: Arguments):
-    """Gives (values, None)."""
-    return _cumulative(w, a, "max({0},{1})" if "cummax" in str(node.target) else "min({0},{1})"), None
+    """Gives (values, None). The last of equal elements counts."""
+    return _cumulative(w, a, f"where({'ge' if 'cummax' in str(node.target) else 'le'}({{0}},{{1}}),{{0}},{{1}})"), None
 
 
 def _cumulative(w: "Writer", a: Arguments, of_two: str) -> str:
@@ -198,40 +209,50 @@ def distances_of_pairs(w: "Writer", node: Node, a: Arguments):
     return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
 
 
-@converts("var.correction", "std.correction", "var_mean.correction")
+@converts(
+    "var.correction", "var_mean.correction", *(f"{name}.{kind}" for name in ("std", "std_mean") for kind in ("correction", "dim", "default"))
+)
 def variance(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
     shape = w.shape(a["self"])
-    dims = _dims(a["dim"], len(shape))
+    dims = _dims(a.get("dim"), len(shape))
     count = math.prod(shape[d] for d in dims)
-    correction = 1 if a["correction"] is None else a["correction"]
+    correction = int(a["unbiased"]) if "unbiased" in a else 1 if a["correction"] is None else a["correction"]
     if count <= correction:
         raise Refusal(f"the variance of {count} elements less {correction}")
     mean = w.reduce(a["self"], "mean", dims, True, "mean")
     squares = w.pointwise("square(sub({0},{1}))", [a["self"], mean], "squares")
-    result: Any = w.reduce(squares, "mean", dims, a["keepdim"], "")
+    result: Any = w.reduce(squares, "mean", dims, bool(a.get("keepdim")), "")
     if correction:
         result = w.pointwise("mul({0},{1})", [result, count / (count - correction)], "unbiased")
+    if name.startswith("std"):
+        result = w.pointwise(ROOT, [result], "sqrt")
     if name == "std":
-        return w.pointwise("sqrt({0})", [result], "sqrt")
+        return result
     if name == "var":
         return result
     return result, w.reshape(mean, w.shape_of[w.value(result)])
 
 
-@converts("linalg_vector_norm.default")
+@converts("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "dist.default")
 def vector_norm(w: "Writer", node: Node, a: Arguments):
-    dims, order = _dims(a["dim"], len(w.shape(a["self"]))), float(a["ord"])
+    order = a["ord"] if "ord" in a else a["p"]
+    x, dims, order = a["self"], _dims(a.get("dim"), len(w.shape(a["self"]))), 2.0 if order is None else float(order)
+    if "other" in a:
+        x = w.value(w.pointwise("sub({0},{1})", [a["self"], a["other"]], "apart"))
+        dims = list(range(len(w.shape_of[x])))
+    a = {**a, "self": x, "keepdim": bool(a.get("keepdim"))}
     if order == math.inf:
         return w.reduce(w.pointwise("abs({0})", [a["self"]], "abs"), "max", dims, a["keepdim"], "")
     if order not in (1.0, 2.0):
         if order <= 0:
             raise Refusal(f"the norm of order {order}; one above 0 is expected")
         powers = w.pointwise("pow(abs({0}),{1})", [a["self"], order], "powers")
-        return w.pointwise("pow({0},{1})", [w.reduce(powers, "sum", dims, a["keepdim"]), 1 / order], "root")
+        form = ROOT.replace("sqrt(", "pow(", 1).replace("{0})),ne", "{0}),{1}),ne")
+        return w.pointwise(form, [w.reduce(powers, "sum", dims, a["keepdim"]), 1 / order], "root")
     powers = w.pointwise("square({0})" if order == 2 else "abs({0})", [a["self"]], "powers")
     total = w.reduce(powers, "sum", dims, a["keepdim"], "")
-    return w.pointwise("sqrt({0})", [total], "sqrt") if order == 2 else total
+    return w.pointwise(ROOT, [total], "sqrt") if order == 2 else total
 
 
 @converts("logsumexp.default")

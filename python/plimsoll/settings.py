@@ -1,0 +1,261 @@
+"""Numbers, flags and tensors that a forward pass may read of its modules, of their configurations and of the loss, and that are no parameters: a network has them as they
+were when it was captured.
+
+Before a step they are compared. What has changed is captured anew, as a batch of another shape is, and gets a plan of its own; where the network turns
+out to be the same, the number does not matter, and is not looked at again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from argparse import Namespace
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any, Callable, Iterator, Mapping, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .held import untouched
+from .values import has_values
+
+_PLAIN = (bool, int, float, str, type(None))
+_MOST = 64  # entries of a list or a dictionary
+_OWN = frozenset(vars(nn.Module()))  # fields that every module has
+_ABSENT = object()
+
+
+def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
+    """Dictionaries of attributes by the names of what has them. A cell of a closure is one of its own."""
+    given = {"model": model} | {getattr(f, "__name__", "loss"): f for f in functions if f is not None}
+    seen: set[int] = set()
+    for title, owner in given.items():
+        if isinstance(owner, MethodType):
+            owner = owner.__self__
+        for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
+            if isinstance(part, FunctionType):
+                for told, fields in _of_function(title, part):
+                    if id(fields) not in seen:
+                        seen.add(id(fields))
+                        yield told, fields
+                continue
+            fields = getattr(part, "__dict__", None)
+            if not isinstance(fields, dict) or id(fields) in seen:
+                continue
+            seen.add(id(fields))
+            yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
+            if isinstance(part, nn.Module):
+                yield name or title, part._buffers
+                seen.update((id(part._buffers), id(part._parameters)))
+                if title != "model":
+                    yield f"{title}.{name}".strip("."), part._parameters
+            for key, value in list(fields.items()):
+                if key not in _OWN and _holds_tensors(value):
+                    yield f"{name}.{key}".strip("."), value if type(value) is dict else _Entries(value)
+                if _is_configuration(value) and id(vars(value)) not in seen:
+                    seen.add(id(vars(value)))
+                    yield f"{name}.{key}".strip("."), vars(value)
+
+
+def _is_configuration(value: Any) -> bool:
+    return isinstance(value, (Namespace, SimpleNamespace)) or (dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"))
+
+
+def _of_function(title: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    yield title, _Read(function.__globals__, code.co_names)
+    cells = dict(zip(code.co_freevars, function.__closure__ or ()))
+    yield title, _Cells(cells)
+    held = {name: _Cells.value(cell) for name, cell in cells.items()} | {name: function.__globals__.get(name) for name in code.co_names}
+    for name, value in held.items():
+        if _is_configuration(value):
+            yield name, vars(value)
+        elif _holds_tensors(value):
+            yield name, value if type(value) is dict else _Entries(value)
+        elif isinstance(value, nn.Module):
+            for path, module in value.named_modules():
+                for fields in (vars(module), module._buffers, module._parameters):
+                    yield f"{name}.{path}".strip("."), fields
+
+
+def _holds_tensors(value: Any) -> bool:
+    entries = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return 0 < len(entries) <= _MOST and any(isinstance(entry, Tensor) for entry in entries)
+
+
+class _Entries(dict):  # type: ignore[type-arg]
+    """Those of a list."""
+
+    def __init__(self, entries: Any):
+        super().__init__({str(i): entry for i, entry in enumerate(entries)})
+        self._entries = entries
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._entries[int(name)] if int(name) < len(self._entries) else default
+
+
+class _Read(dict):  # type: ignore[type-arg]
+    """Those of a dictionary that a function names, as they are now."""
+
+    def __init__(self, values: Mapping[str, Any], names: tuple[str, ...]):
+        super().__init__({name: None for name in names if name in values})
+        self._values = values
+
+    def items(self) -> Any:
+        return [(name, self._values.get(name, _ABSENT)) for name in self]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(name, default)
+
+
+class _Cells(dict):  # type: ignore[type-arg]
+    """Variables of a closure."""
+
+    def items(self) -> Any:
+        return [(name, self.value(cell)) for name, cell in super().items()]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.value(self[name])
+
+    @staticmethod
+    def value(cell: Any) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return _ABSENT
+
+
+def _kind(name: str, value: Any) -> bool:
+    return name not in _OWN and not name.startswith("__") and (isinstance(value, (*_PLAIN, Tensor)) or _is_short(value))
+
+
+def _is_short(value: Any) -> bool:
+    entries = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
+    return entries is not None and len(value) <= _MOST and all(isinstance(entry, _PLAIN) for entry in entries)
+
+
+class _Values:
+    """A tensor as it was: by its versions, and by what it holds where these differ."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.version, self.shape = tensor, _version(tensor), tuple(tensor.shape)
+        self.text = _text(tensor)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Values) and self.shape == other.shape and self.text == other.text
+
+    def __repr__(self) -> str:
+        return f"a tensor {self.shape} ({self.text})"
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _text(tensor: Tensor) -> str:
+    """Of its bytes."""
+    if not has_values(tensor) or tensor.numel() == 0:
+        return ""
+    with untouched():
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _held(value: Any) -> Any:
+    """A value that stays as it is where what it comes from changes."""
+    if isinstance(value, Tensor):
+        return _Values(value)
+    return dict(value) if type(value) is dict else list(value) if type(value) is list else value
+
+
+class Settings:
+    """``keep`` those that a forward pass does not itself change: given before a capture, and looked at again after it. ``key()`` tells values apart that differ from
+    those of the first capture."""
+
+    def __init__(self, model: nn.Module, *functions: Optional[Callable]):
+        own = {id(parameter) for parameter in model.parameters()}
+        self._places = [
+            (owner, fields, name) for owner, fields in _owners(model, functions) for name, value in list(fields.items()) if _kind(name, value) and id(value) not in own
+        ]
+        self._first = [_held(value) for value in self._now()]
+        self._last = list(self._first)
+        self._told: set[int] = set()
+
+    def _now(self) -> list:
+        return [fields.get(name, _ABSENT) for _, fields, name in self._places]
+
+    def keep(self, buffers: Mapping[str, Tensor] = {}) -> "Settings":
+        """``buffers`` are those that steps change."""
+        changing = {id(buffer) for buffer in buffers.values()}
+        self.forget([i for i, now in enumerate(self._now()) if id(now) in changing or not self._is_as(i, self._first, now)])
+        return self
+
+    def _is_as(self, i: int, held: list, now: Any) -> bool:
+        before = held[i]
+        if not isinstance(before, _Values):
+            return _same(before, now)
+        return isinstance(now, Tensor) and ((before.tensor is now and before.version == _version(now)) or before == _Values(now))
+
+    def changed(self) -> list[int]:
+        found = []
+        for i, now in enumerate(self._now()):
+            before = self._first[i]
+            if before is now or (isinstance(before, _Values) and before.tensor is now and before.version == now._version):
+                continue
+            if not self._is_as(i, self._last, now):
+                self._last[i] = _held(now)
+            elif isinstance(now, Tensor):
+                self._last[i].tensor, self._last[i].version = now, _version(now)
+            if not _same(before, self._last[i]):
+                found.append(i)
+        return found
+
+    def key(self) -> tuple:
+        return tuple(("value", f"{self._name(i)} = {self._last[i]!r}") for i in self.changed())
+
+    def forget(self, places: list[int]) -> None:
+        left = set(range(len(self._places))) - set(places)
+        self._places = [self._places[i] for i in sorted(left)]
+        self._first = [self._first[i] for i in sorted(left)]
+        self._last = [self._last[i] for i in sorted(left)]
+        self._told.clear()
+
+    def tell(self) -> None:
+        """Once of each that it has changed."""
+        for i in self.changed():
+            if i not in self._told:
+                self._told.add(i)
+                now = self._last[i]
+                warnings.warn(
+                    f"{self._name(i)} was {self._first[i]!r} when the step was compiled, and is {now!r} now: each of its values gets a plan of its own, at"
+                    " most 16. Where it changes often, make it a tensor of the batch", stacklevel=2,
+                )
+
+    def _name(self, i: int) -> str:
+        return f"{self._places[i][0]}.{self._places[i][2]}"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and (a == b or (a != a and b != b)))
+
+
+def same_network(a: Any, b: Any) -> bool:
+    """Whether two forms of one shape of batch are the same: what the core runs, what PyTorch computes before it, and every constant of it."""
+    if _network(a) != _network(b) or not _same_tensors(a.converted.values, b.converted.values) or a.captured.inputs != b.captured.inputs:
+        return False
+    preludes = [form.captured.prelude for form in (a, b)]
+    if preludes[0].is_empty and preludes[1].is_empty:
+        return True
+    modules = [prelude.module() for prelude in preludes]
+    return str(modules[0].graph) == str(modules[1].graph) and _same_tensors(dict(modules[0].named_buffers()), dict(modules[1].named_buffers()))
+
+
+def _network(form: Any) -> Any:
+    """Without what the values of parameters are like."""
+    section = form.section
+    return {**section, "tensors": [{k: v for k, v in t.items() if k != "init"} for t in section["tensors"]], "frozen": sorted(section["frozen"])}
+
+
+def _same_tensors(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(a[k] is b[k] or (a[k].shape == b[k].shape and torch.equal(a[k], b[k])) for k in a)

@@ -1,0 +1,117 @@
+"""Buffers that a forward pass changes, in the ways that people write it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plimsoll
+
+LIMITS = dict(memory="64MiB", threads=1, costs="estimated", progress=False)
+
+
+def rows(number: int):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(5, 4, generator=generator), torch.randint(0, 3, (5,), generator=generator)
+
+
+class Kept(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        torch.manual_seed(2)
+        self.inner, self.body = nn.Linear(4, 3), forward
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("queue", torch.randn(8, 4))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def replaced(m, x):
+    m.mean = 0.9 * m.mean + 0.1 * x.mean(0)
+    return m.inner(x - m.mean)
+
+
+def replaced_after(m, x):
+    before = m.mean
+    m.mean = m.mean * 0.5 + 0.1 * m.inner(x).mean().detach()
+    return m.inner(x * before) + m.inner(x * m.mean)
+
+
+def queued(m, x):
+    scores = m.inner(x) + m.inner(m.queue).mean(0)
+    m.queue = torch.cat([m.queue[x.shape[0] :], x.detach()])
+    return scores
+
+
+def counted(m, x):
+    m.mean = torch.where(m.count == 0, x.mean(0), 0.9 * m.mean + 0.1 * x.mean(0))
+    m.count = m.count + 1
+    return m.inner(x - m.mean)
+
+
+def by_data(m, x):
+    m.mean.data.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    m.queue.data[: x.shape[0]] = x
+    return m.inner(x - m.mean) + m.inner(m.queue.mean(0))
+
+
+def by_data_after(m, x):
+    y = m.inner(x - m.mean)
+    m.mean.data.copy_(0.9 * m.mean + 0.1 * y.mean())
+    return y
+
+
+def data_replaced(m, x):
+    y = m.inner(x - m.mean)
+    m.mean.data = m.mean.data * 0.9
+    return y
+
+
+def by_detach(m, x):
+    y = m.inner(x - m.mean)
+    m.mean.detach()[1:].mul_(0.9)
+    return y
+
+
+@pytest.mark.parametrize("forward", [replaced, replaced_after, queued, counted, by_data, by_data_after, data_replaced, by_detach], ids=lambda f: f.__name__)
+def test_buffers_are_what_pytorch_makes_of_them(forward):
+    model = Kept(forward)
+    twin = copy.deepcopy(model)
+    loss = lambda output, batch: F.cross_entropy(output, batch[1])  # noqa: E731
+    optimizer, other = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    step = plimsoll.compile(model, optimizer, loss=loss, example=rows(0), **LIMITS)
+    for i in range(4):
+        other.zero_grad()
+        expected = loss(twin(rows(i)[0]), rows(i))
+        expected.backward()
+        other.step()
+        assert step(rows(i)) == pytest.approx(expected.item(), rel=1e-5)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_change_through_data_that_a_derivative_would_see_is_refused():
+    def late(m, x):
+        y = m.inner(x) * m.mean[:3]
+        m.mean.data.mul_(0.9)
+        return y
+
+    model = Kept(late)
+    with pytest.raises(plimsoll.Unsupported, match=r"test_buffers\.py.*'mean' is read here, and changed through \.data"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=rows(0), **LIMITS)
+
+
+def test_a_parameter_that_is_changed_through_data_is_refused():
+    def own(m, x):
+        m.inner.weight.data.mul_(0.9)
+        return m.inner(x)
+
+    model = Kept(own)
+    with pytest.raises(plimsoll.Unsupported, match="changed through .data"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=rows(0), **LIMITS)

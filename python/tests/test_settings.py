@@ -1,0 +1,197 @@
+"""Numbers and flags of a module that change while it is trained."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plimsoll
+
+LIMITS = dict(memory="64MiB", threads=1, costs="estimated", progress=False)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.drop = nn.Linear(4, 3), nn.Dropout(0.0)
+        self.scale, self.epoch, self.calls = 1.0, 0, 0
+        self.config = SimpleNamespace(is_mirrored=False)
+
+    def forward(self, x):
+        self.calls += 1
+        x = -x if self.config.is_mirrored else x
+        return self.drop(self.inner(x)) * self.scale
+
+
+BATCH = torch.arange(20.0).reshape(5, 4) / 10 - 1, torch.tensor([0, 1, 2, 1, 0])
+
+
+def losses(model, changes, steps, compiled, loss=lambda output, batch: F.cross_entropy(output, batch[1])):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = plimsoll.compile(model, optimizer, loss=loss, example=BATCH, **LIMITS) if compiled else None
+    found = []
+    for i in range(steps):
+        changes(model, i)
+        if compiled:
+            found.append(step(BATCH))
+            continue
+        optimizer.zero_grad()
+        value = loss(model(BATCH[0]), BATCH)
+        value.backward()
+        optimizer.step()
+        found.append(value.item())
+    return found, step
+
+
+def expect_same(changes, steps, make=Scaled, loss=lambda output, batch: F.cross_entropy(output, batch[1])):
+    model = make()
+    expected, _ = losses(copy.deepcopy(model), changes, steps, False, loss)
+    found, step = losses(model, changes, steps, True, loss)
+    assert found == pytest.approx(expected, rel=1e-5)
+    return step
+
+
+def test_a_number_that_changes_gets_a_plan_for_each_of_its_values():
+    with pytest.warns(UserWarning, match=r"model.scale was 1.0 .* is 0.5 now"):
+        step = expect_same(lambda model, i: setattr(model, "scale", (1.0, 0.5)[i % 2]), 6)
+    assert len(step._shapes) == 2
+
+
+def test_a_flag_of_a_configuration_is_followed():
+    step = expect_same(lambda model, i: setattr(model.config, "is_mirrored", i > 1), 4)
+    assert len(step._shapes) == 2
+
+
+def test_what_the_network_does_not_read_gets_no_plan(recwarn):
+    step = expect_same(lambda model, i: setattr(model, "epoch", i), 25)
+    assert len(step._shapes) == 1 and not [w for w in recwarn if "was 0 when" in str(w.message)]
+
+
+def test_a_number_of_the_loss_is_followed():
+    weight = [1.0]
+    factor = 1.0
+
+    def change(model, i):
+        nonlocal factor
+        factor = 1.0 if i < 2 else 0.25
+
+    step = expect_same(change, 4, loss=lambda output, batch: factor * F.cross_entropy(output, batch[1]) * weight[0])
+    assert len(step._shapes) == 2
+
+
+def test_a_layer_of_pytorch_is_followed():
+    def change(model, i):
+        model[1].momentum = 0.1 if i < 2 else 0.5
+
+    def make():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    model = make()
+    other = copy.deepcopy(model)
+    losses(model, change, 4, True)
+    losses(other, change, 4, False)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_too_many_values_are_refused_by_name():
+    with pytest.raises(ValueError, match="model.scale = "), pytest.warns(UserWarning):
+        expect_same(lambda model, i: setattr(model, "scale", 1.0 + i), 20)
+
+
+def test_an_evaluation_follows_too():
+    model = Scaled()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
+    for scale in (1.0, 2.0, 0.5):
+        model.scale = scale
+        with torch.no_grad():
+            expected = F.cross_entropy(model(BATCH[0]), BATCH[1]).item()
+        assert step.evaluate(BATCH) == pytest.approx(expected, rel=1e-5)
+
+
+class Tabled(nn.Module):
+    """Buffers that no step changes: one that the network folds into a number, one that it reads, and one that it makes a table of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner = nn.Linear(4, 3)
+        self.register_buffer("factor", torch.tensor(1.0))
+        self.register_buffer("shift", torch.tensor([0.1, 0.2, 0.3]))
+        self.register_buffer("table", torch.tensor([0.5, 0.25, 1.0]))
+        self.kept, self.weights = torch.ones(3), [1.0, 2.0]
+
+    def forward(self, x):
+        return self.inner(x) * self.factor + self.inner.bias * self.shift + self.inner(x) * (self.table.view(1, 3) * 2 + 1) * self.kept * self.weights[0]
+
+
+def put(owner, name):
+    def change(model, i):
+        if i == 2:
+            with torch.no_grad():
+                getattr(model, name).mul_(0.5)
+
+    return change
+
+
+CHANGES = {
+    "number": lambda model, i: model.factor.fill_(1.0 if i < 2 else 0.5),
+    "read": put(Tabled, "shift"),
+    "table": put(Tabled, "table"),
+    "replaced": lambda model, i: setattr(model, "table", torch.full((3,), 0.5)) if i == 2 else None,
+    "loaded": lambda model, i: model.load_state_dict({**model.state_dict(), "table": torch.full((3,), 0.5)}) if i == 2 else None,
+    "no_buffer": put(Tabled, "kept"),
+    "list": lambda model, i: model.weights.__setitem__(0, 1.0 if i < 2 else 0.25),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+@pytest.mark.parametrize("name", CHANGES)
+def test_tensors_and_lists_that_are_changed_between_steps_count(name):
+    expect_same(CHANGES[name], 4, make=Tabled)
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+def test_tensors_that_a_loss_reads_count():
+    weight, held, teacher = torch.ones(3), {"shift": torch.zeros(3)}, nn.Linear(4, 3).requires_grad_(False)
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+    start = {name: value.clone() for name, value in teacher.state_dict().items()}
+
+    def change(model, i):
+        with torch.no_grad():
+            if i == 0:  # of either side
+                weight.fill_(1.0), criterion.weight.fill_(1.0), teacher.load_state_dict(start)
+                held["shift"] = torch.zeros(3)
+            weight.mul_(torch.tensor([1.0, 0.5, 2.0])) if i == 1 else None
+            criterion.weight.mul_(torch.tensor([0.5, 0.5, 2.0])) if i == 2 else None
+            teacher.weight.mul_(0.5) if i == 3 else None
+            if i == 4:
+                held["shift"] = torch.tensor([0.1, 0.2, 0.3])
+
+    expect_same(change, 6, loss=lambda o, b: F.cross_entropy(o + held["shift"], b[1], weight=weight) + criterion(o, b[1]) + F.mse_loss(o, teacher(b[0])))
+
+
+def test_parts_of_the_model_that_are_others_are_told():
+    def of_module(model):
+        model.inner = nn.Linear(4, 3)
+
+    def of_parameter(model):
+        model.inner.weight = nn.Parameter(torch.ones(3, 4))
+
+    def of_hook(model):
+        model.inner.register_forward_hook(lambda module, given, output: 2 * output)
+
+    for change in (of_module, of_parameter, of_hook):
+        model = Scaled()
+        step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda o, b: F.cross_entropy(o, b[1]), example=BATCH, **LIMITS)
+        step(BATCH)
+        change(model)
+        with pytest.raises(ValueError, match="compile anew"):
+            step(BATCH)
