@@ -542,7 +542,7 @@ def billion(o, tokens, budget):
                        "--steps", 3)
     plan, done = events[0], events[-1]
     return [{"tokens": int(tokens), "budget": plan["budget_bytes"], "step_ms": done["step_time_ms"], "predicted_ms": plan["step_time_ms"],
-             "lower_bound_ms": plan["lower_bound_ms"], "measured_peak": done["peak_bytes"], "process_peak": done["process_peak_bytes"],
+             "lower_bound_ms": plan["lower_bound_ms"], "bound_ms": plan["bound_ms"], "measured_peak": done["peak_bytes"], "process_peak": done["process_peak_bytes"],
              "disk_bytes": plan["offload_bytes"] + plan["prefetch_bytes"], "tiers": plan["tiers"], "recompute_steps": plan["recompute_steps"]}]
 
 

@@ -97,7 +97,7 @@ def by_plimsoll(model, batch, args):
     limits = {"memory": args.memory, "memory_is": args.memory_is, "host_memory": args.host_memory, "spill": args.spill}
     step = plimsoll.compile(model, optimizer, example=batch, progress=False, device=device, **{name: limit for name, limit in limits.items() if limit})
     return lambda: step(batch), lambda: {"arena_bytes": step.plan["measured_peak_bytes"], "predicted_ms": step.plan["step_time_ms"],
-                                         "lower_bound_ms": step.plan.get("lower_bound_ms")}
+                                         "lower_bound_ms": step.plan.get("lower_bound_ms"), "bound_ms": step.plan.get("bound_ms")}
 
 
 def main():
