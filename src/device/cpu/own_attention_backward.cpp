@@ -9,9 +9,11 @@ class AttentionBackward : public AttentionKernel {
   AttentionBackward(const Graph& graph, const Op& op, int threads)
       : AttentionKernel(graph, op, threads), mask_gradient_(op.outputs.size() > 3) {
     find_mask_rows();
-    const int64_t units = std::max(a_.heads, static_cast<int64_t>(mask_places_.size()) * mask_tiles_);
+    if (a_.heads < parts_) slices_ = static_cast<int>(std::min(parts_ / a_.heads, a_.groups * tiles_));
+    const int64_t units = std::max(a_.heads * slices_, static_cast<int64_t>(mask_places_.size()) * mask_tiles_);
     parts_ = static_cast<int>(std::min<int64_t>(parts_, units));
     reserve_shared();
+    if (slices_ > 1) slice_at_ = reserve_floats(a_.keys * (a_.width + a_.value_width));
     const int64_t keys = most_keys();
     turned_gradient_at_ = reserve_floats(a_.value_width * lanes_);
     p_at_ = reserve_floats(keys * lanes_);
@@ -25,14 +27,16 @@ class AttentionBackward : public AttentionKernel {
   }
 
   void run() override {
-    for_each_part(parts_, [&](int part) {
-      const Range heads = share(a_.heads, part, parts_);
-      for (int64_t h = heads.begin; h < heads.end; ++h) head_of_keys(part, h);
+    const auto units = static_cast<int>(a_.heads * slices_), key_parts = std::min(parts_, units);
+    for_each_part(key_parts, [&](int part) {
+      const Range range = share(units, part, key_parts);
+      for (int64_t unit = range.begin; unit < range.end; ++unit) queries_of_slice(part, unit / slices_, unit % slices_);
     });
+    if (slices_ > 1) add_slices();
     if (!mask_gradient_) return;
-    const int64_t units = static_cast<int64_t>(mask_places_.size()) * mask_tiles_;
+    const int64_t mask_units = static_cast<int64_t>(mask_places_.size()) * mask_tiles_;
     for_each_part(parts_, [&](int part) {
-      const Range range = share(units, part, parts_);
+      const Range range = share(mask_units, part, parts_);
       for (int64_t unit = range.begin; unit < range.end; ++unit) {
         mask_rows(part, mask_places_[static_cast<size_t>(unit / mask_tiles_)], unit % mask_tiles_);
       }
@@ -52,14 +56,23 @@ class AttentionBackward : public AttentionKernel {
     }
   }
 
-  void head_of_keys(int part, int64_t h) const {
-    float* dk = output(1) + h * a_.keys * a_.width;
-    float* dv = output(2) + h * a_.keys * a_.value_width;
+  // What a slice of a head of keys adds to its gradients; where there are several, each is a part's, and the first writes the output.
+  float* keys_gradient(int64_t h, int64_t slice) const {
+    return slice == 0 ? output(1) + h * a_.keys * a_.width : of_part(static_cast<int>(h * slices_ + slice), slice_at_);
+  }
+  float* values_gradient(int64_t h, int64_t slice) const {
+    return slice == 0 ? output(2) + h * a_.keys * a_.value_width : keys_gradient(h, slice) + a_.keys * a_.width;
+  }
+
+  // Every slices-th tile of the queries that attend to a head of keys.
+  void queries_of_slice(int part, int64_t h, int64_t slice) const {
+    float *dk = keys_gradient(h, slice), *dv = values_gradient(h, slice);
     std::fill(dk, dk + a_.keys * a_.width, 0.0f);
     std::fill(dv, dv + a_.keys * a_.value_width, 0.0f);
     float* dq = of_part(part, dq_at_);
     for (int64_t head = h * a_.groups; head < (h + 1) * a_.groups; ++head) {
       for (int64_t tile = 0; tile < tiles_; ++tile) {
+        if ((head * tiles_ + tile) % slices_ != slice) continue;
         const Queries q = queries_of(part, head, tile);
         score_gradients(part, q, Of::products);
         const int64_t rows = std::min(lanes_, up_to(8, q.count));
@@ -78,6 +91,22 @@ class AttentionBackward : public AttentionKernel {
         }
       }
     }
+  }
+
+  void add_slices() const {
+    for_each_part(parts_, [&](int part) {
+      const Range rows = share(a_.heads * a_.keys, part, parts_);
+      for (int64_t at = rows.begin; at < rows.end; ++at) {
+        const int64_t h = at / a_.keys, key = at % a_.keys;
+        for (int64_t slice = 1; slice < slices_; ++slice) {
+          add(keys_gradient(h, 0), keys_gradient(h, slice), key, a_.width);
+          add(values_gradient(h, 0), values_gradient(h, slice), key, a_.value_width);
+        }
+      }
+    });
+  }
+  static void add(float* sum, const float* what, int64_t row, int64_t width) {
+    for (int64_t e = row * width; e < (row + 1) * width; ++e) sum[e] += what[e];
   }
 
   // Of a query that may attend to no key: the gradient of its scores, and what it adds to dv.
@@ -268,6 +297,8 @@ class AttentionBackward : public AttentionKernel {
     }
   }
 
+  int slices_ = 1;  // of the queries of a head of keys, where there are more threads than such heads
+  int64_t slice_at_ = 0;
   bool mask_gradient_;
   std::vector<int64_t> mask_places_;
   int64_t mask_tiles_ = 0;

@@ -46,6 +46,23 @@ TEST(OwnAttention, IsTheReferenceInBlocksOfQueries) {
   }
 }
 
+// More threads than heads of keys: each has some of the queries, and what they add to keys and values is summed.
+TEST(OwnAttention, IsTheReferenceWhereThreadsShareAHeadOfKeys) {
+  for (const int64_t groups : {1, 3}) {
+    const Shape q{1, groups, 283, 16}, k{1, 1, 300, 16}, v{1, 1, 300, 8}, y{1, groups, 283, 8}, log_sum{1, groups, 283};
+    const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+    for (const bool masked : {false, true}) {
+      Attributes attributes{{"enable_gqa", int64_t{1}}, {"causal", int64_t{1}}, {"mask_gradient", int64_t{masked}}};
+      OpCase backward{.type = "AttentionBackward",
+                      .inputs = {{q}, {k}, {v}, {y}, {log_sum}},
+                      .attributes = attributes,
+                      .values = {{4, large}}};
+      if (masked) backward.inputs.push_back({{1, 1, 283, 300}});
+      expect_like_reference(backward);
+    }
+  }
+}
+
 // Tiles that the window leaves out at both ends, and others that it cuts.
 TEST(OwnAttention, IsTheReferenceWithinAWindow) {
   const Shape q{1, 2, 283, 16}, k{1, 2, 450, 16}, log_sum{1, 2, 283};
