@@ -91,8 +91,12 @@ FusionOptions fusion_on(const Device& device, FusionOptions options) {
   const TensorId dy = graph.add_source("dy", {1}, DType::f32, Role::input);
   const TensorId rate = graph.add_source("rate", {}, DType::f32, Role::hyperparameter);
   const OpId update = graph.add_op("EmbeddingSgdUpdate", "update", "update", {x, dy, rate, id}, {}, Phase::update);
-  for (const auto& [op, pass] :
-       {std::pair{loss, kLinearLossPass}, {layer, kPointwiseLinearPass}, {update, kSparseEmbeddingPass}}) {
+  const TensorId row = graph.add_source("row", {2}, DType::f32, Role::input);
+  const OpId rotary = graph.add_op("Rotary", "rotary", "rotary", {row, row, row});
+  for (const auto& [op, pass] : {std::pair{loss, kLinearLossPass},
+                                 {layer, kPointwiseLinearPass},
+                                 {update, kSparseEmbeddingPass},
+                                 {rotary, kRotaryPass}}) {
     try {
       device.kernels(graph, graph.op(op), LayoutFamily::plain);
     } catch (const Error& error) {

@@ -157,8 +157,9 @@ class FileChecker {
       Network network = build_model(request.model, request.input);
       // What a device has no kernels for was not fused for it.
       FusionOptions fused;
-      for (const auto& [type, pass] :
-           {std::pair{"LinearCrossEntropy", kLinearLossPass}, {"PointwiseLinear", kPointwiseLinearPass}}) {
+      for (const auto& [type, pass] : {std::pair{"LinearCrossEntropy", kLinearLossPass},
+                                       {"PointwiseLinear", kPointwiseLinearPass},
+                                       {"Rotary", kRotaryPass}}) {
         const auto is_one = [&](const Op& op) { return op.type->name.starts_with(type); };
         if (std::ranges::none_of(graph_.ops(), is_one)) fused.off.emplace_back(pass);
       }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kLlamaDeviation = 0.02, kLlamaEpsilon = 1e-5;
 
-// tokens x 1 x 1 x half a head: the cosines and sines of every position's angles.
+// tokens x 1 x half a head: the cosines and sines of every position's angles.
 struct Rotation {
   TensorId cosine, sine;
 };
@@ -27,8 +27,8 @@ TensorId count(Builder& net, const std::string& layer, Shape shape, int64_t axis
 Rotation rotation(Builder& net, const TransformerSize& size, double theta) {
   const std::string at = "model.rotary_emb.";
   const int64_t half = size.head_width() / 2;
-  const TensorId position = count(net, at + "position", {size.tokens, 1, 1, 1}, 0);
-  const TensorId pair = count(net, at + "pair", {1, 1, 1, half}, 3);
+  const TensorId position = count(net, at + "position", {size.tokens, 1, 1}, 0);
+  const TensorId pair = count(net, at + "pair", {1, 1, half}, 2);
   // Pair i of position p turns by p * theta^(-i / half); both are counted from 1.
   const TensorId angle =
       net.pointwise(at + "angle", fmt::format("mul(sub(x0,1),exp(mul(sub(x1,1),{:.17g})))", -std::log(theta) / half),
@@ -36,17 +36,12 @@ Rotation rotation(Builder& net, const TransformerSize& size, double theta) {
   return {net.pointwise(at + "cos", "cos(x0)", {angle}), net.pointwise(at + "sin", "sin(x0)", {angle})};
 }
 
-// Element j of the first half of a head and element j of the second are a pair.
-TensorId rotate(Builder& net, const std::string& layer, TensorId rows, const TransformerSize& size, int64_t heads,
-                const Rotation& by) {
-  const int64_t half = size.head_width() / 2;
-  const TensorId x = net.reshape(layer + ".pairs", rows, {size.batch, size.tokens, heads, 2, half});
-  const std::vector<TensorId> inputs{net.slice(layer + ".first", x, 3, 0, 1), net.slice(layer + ".second", x, 3, 1, 1),
-                                     by.cosine, by.sine};
-  const TensorId first = net.pointwise(layer + ".rotated_first", "sub(mul(x0,x2),mul(x1,x3))", inputs);
-  const TensorId second = net.pointwise(layer + ".rotated_second", "add(mul(x1,x2),mul(x0,x3))", inputs);
-  const TensorId turned = net.op("Concat", layer + ".rotated", {first, second}, {{"axis", int64_t{3}}});
-  return net.reshape(layer + ".rows", turned, {size.rows(), heads * size.head_width()});
+// As divide_heads, turned by their positions: element j of the first half of a head and element j of the second are a pair.
+TensorId rotated_heads(Builder& net, const std::string& layer, TensorId rows, const TransformerSize& size,
+                       int64_t heads, const Rotation& by) {
+  const TensorId x = net.reshape(layer + ".view", rows, {size.batch, size.tokens, heads, size.head_width()});
+  const TensorId turned = net.op("Rotary", layer + ".rotated", {x, by.cosine, by.sine});
+  return net.permute(layer + ".heads", turned, {0, 2, 1, 3});
 }
 
 struct LlamaSize : TransformerSize {
@@ -61,12 +56,9 @@ TensorId llama_block(Builder& net, const std::string& at, TensorId x, const Llam
   const int64_t of_keys = size.kv_heads * size.head_width();
   TensorId y = net.rms_norm(at + "input_layernorm", x, kLlamaEpsilon);
   const std::string to = at + "self_attn.";
-  TensorId q = rotate(net, to + "q", project("self_attn.q_proj", y, size.width), size, size.heads, by);
-  TensorId k = rotate(net, to + "k", project("self_attn.k_proj", y, of_keys), size, size.kv_heads, by);
-  TensorId v = project("self_attn.v_proj", y, of_keys);
-  q = divide_heads(net, to + "q", q, size, size.heads);
-  k = divide_heads(net, to + "k", k, size, size.kv_heads);
-  v = divide_heads(net, to + "v", v, size, size.kv_heads);
+  const TensorId q = rotated_heads(net, to + "q", project("self_attn.q_proj", y, size.width), size, size.heads, by);
+  const TensorId k = rotated_heads(net, to + "k", project("self_attn.k_proj", y, of_keys), size, size.kv_heads, by);
+  const TensorId v = divide_heads(net, to + "v", project("self_attn.v_proj", y, of_keys), size, size.kv_heads);
   y = join_heads(net, to + "joined", net.attention(to + "attention", q, k, v, {.causal = true}));
   x = net.add(to + "add", {x, project("self_attn.o_proj", y, size.width)});
   y = net.rms_norm(at + "post_attention_layernorm", x, kLlamaEpsilon);

@@ -41,6 +41,7 @@ std::vector<OpType> reduce_ops();            // reduce.cpp: Reduce, Expand, Cast
 std::vector<OpType> reorder_ops();           // reorder.cpp
 std::vector<OpType> reshape_ops();           // reshape.cpp: Reshape, StopGradient
 std::vector<OpType> resize_ops();            // resize.cpp: interpolation, adaptive pooling
+std::vector<OpType> rotary_ops();            // rotary.cpp
 std::vector<OpType> softmax_ops();           // softmax.cpp
 std::vector<OpType> sort_ops();              // sort.cpp: Sort, TopK
 std::vector<OpType> sync_batch_norm_ops();   // sync_batch_norm.cpp: by the statistics of all ranks
@@ -82,6 +83,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     reorder_ops,
     reshape_ops,
     resize_ops,
+    rotary_ops,
     softmax_ops,
     sort_ops,
     sync_batch_norm_ops,

@@ -17,6 +17,7 @@
 #include "passes/pointwise.h"
 #include "passes/pointwise_linear.h"
 #include "passes/rebuilder.h"
+#include "passes/rotary.h"
 #include "passes/slice_gradients.h"
 #include "passes/split.h"
 #include "passes/sync_batch_norm.h"
@@ -208,6 +209,7 @@ PassReport run_pass(Network& network, std::string_view name, const Action& actio
 std::vector<std::string_view> fusion_pass_names() {
   std::vector<std::string_view> names;
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  names.push_back(kRotaryPass);
   names.push_back(kLinearLossPass);
   names.push_back(kPointwisePass);
   names.push_back(kPointwiseLinearPass);
@@ -229,6 +231,9 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   std::vector<PassReport> reports;
   for (const FusionPass& pass : kFusionPasses) {
     if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
+  }
+  if (is_on(kRotaryPass)) {  // before pointwise ops are fused
+    reports.push_back(run_pass(network, kRotaryPass, [&] { return fuse_rotary(network); }));
   }
   if (is_on(kLinearLossPass)) {
     reports.push_back(run_pass(network, kLinearLossPass, [&] { return fuse_linear_cross_entropy(network); }));

@@ -10,13 +10,13 @@
 
 namespace plimsoll {
 
-// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before
+// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU, rotary positions) in a forward network, before
 // autodiff: the fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results
 // stay equal up to rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
-// Those that are named elsewhere: not every device has kernels for the ops of the first three.
-inline constexpr std::string_view kPointwiseLinearPass = "fuse_pointwise_linear",
+// Those that are named elsewhere: not every device has kernels for the ops of the first four.
+inline constexpr std::string_view kRotaryPass = "fuse_rotary", kPointwiseLinearPass = "fuse_pointwise_linear",
                                   kLinearLossPass = "fuse_linear_cross_entropy",
                                   kSparseEmbeddingPass = "sparse_embedding_gradients",
                                   kSliceGradientsPass = "join_slice_gradients";

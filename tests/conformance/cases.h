@@ -662,8 +662,8 @@ inline std::vector<Case> all_cases() {
                       batch_norm_cases,  other_image_cases,     loss_cases,      update_cases,
                       clip_cases,        accumulation_cases,    pointwise_cases, reduce_cases,
                       move_cases,        resize_cases,          take_cases,      lookup_cases,
-                      sort_cases,        cumulative_sum_cases,  norm_cases,      matmul_cases,
-                      softmax_cases,     attention_cases,       recurrent_cases}) {
+                      sort_cases,        cumulative_sum_cases,  norm_cases,      rotary_cases,
+                      matmul_cases,      softmax_cases,         attention_cases, recurrent_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

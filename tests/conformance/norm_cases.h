@@ -1,4 +1,4 @@
-// The cases of layer norm, RMS norm and group norm.
+// The cases of layer norm, RMS norm, group norm and rotary positions.
 #pragma once
 
 #include <fmt/format.h>
@@ -62,6 +62,35 @@ inline std::vector<Case> norm_cases() {
                          {{2, 3, 1, 1}, 1}}) {
     add_norm_cases(cases, "GroupNorm", s.x, {s.x[1]}, {{"groups", s.count}, {"epsilon", 1e-4}},
                    fmt::format("{} groups {}", to_string(s.x), s.count));
+  }
+  return cases;
+}
+
+inline std::vector<Case> rotary_cases() {
+  struct Sizes {
+    Shape x, table;
+    int64_t width = 0;  // 0: all of a row
+  };
+  std::vector<Case> cases;
+  for (const Sizes& s : {Sizes{{2, 3, 4, 64}, {3, 1, 32}},
+                         {{2, 4, 5, 64}, {5, 64}},
+                         {{2, 4, 5, 96}, {1, 1, 5, 24}, 48},
+                         {{2, 4, 5, 80}, {2, 1, 5, 32}, 32},
+                         {{3, 5, 22}, {5, 6}, 12},
+                         {{3, 4, 2, 10}, {3, 1, 1, 10}},
+                         {{2, 3, 2, 2, 36}, {3, 1, 2, 18}},
+                         {{600, 128}, {64}},
+                         {{4}, {2}}}) {
+    for (const int64_t inverse : {0, 1}) {
+      Attributes attributes{{"inverse", inverse}};
+      if (s.width > 0) attributes.set("width", s.width);
+      const std::string text =
+          fmt::format("{} by {} width {}{}", to_string(s.x), to_string(s.table), s.width, inverse ? " inverse" : "");
+      cases.push_back(
+          {"Rotary", text, [=](CaseBuilder& b) {
+             b.op("Rotary", {b.normal(s.x), b.uniform(s.table, -1, 1), b.uniform(s.table, -1, 1)}, attributes);
+           }});
+    }
   }
   return cases;
 }

@@ -46,6 +46,7 @@ std::vector<NamedFactory> random_kernels();  // Dropout, Bernoulli, RandomNormal
 std::vector<NamedFactory> recurrent_kernels();
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
+std::vector<NamedFactory> rotary_kernels();
 std::vector<NamedFactory> softmax_kernels();
 std::vector<NamedFactory> sort_kernels();      // Sort, TopK
 std::vector<NamedFactory> take_kernels();      // Embedding, IndexSelect, Index, Gather

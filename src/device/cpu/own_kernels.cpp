@@ -27,6 +27,7 @@ std::vector<NamedFactory> PLIMSOLL_OWN_KERNELS() {
                       pad_kernels,
                       permute_kernels,
                       resize_kernels,
+                      rotary_kernels,
                       take_kernels,
                       sort_kernels,
                       cumulative_sum_kernels,

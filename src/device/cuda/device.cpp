@@ -36,6 +36,7 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     pad_kernels,
     permute_kernels,
     resize_kernels,
+    rotary_kernels,
     take_kernels,
     attention_kernels,
     matmul_kernels,

@@ -66,6 +66,7 @@ std::vector<NamedFactory> linear_cross_entropy_kernels();
 std::vector<NamedFactory> matmul_kernels();
 std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> recurrent_kernels();
+std::vector<NamedFactory> rotary_kernels();
 std::vector<NamedFactory> softmax_kernels();
 std::vector<NamedFactory> sort_kernels();  // and CumulativeSum
 

@@ -19,6 +19,7 @@
 #include "device/cuda/bodies/ranks.h"
 #include "device/cuda/bodies/recurrent.h"
 #include "device/cuda/bodies/resize.h"
+#include "device/cuda/bodies/rotary.h"
 #include "device/cuda/bodies/softmax.h"
 #include "device/cuda/bodies/sort.h"
 #include "device/cuda/bodies/sums.h"
@@ -75,6 +76,6 @@ using Bodies = BodyList<
     SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
     CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics, MeanInOrder,
     CombineChannels, LogitGradients, SumColumns, ColumnTotals, Joined<Sgd>, Joined<Adam>, Joined<Accumulate>,
-    SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups>;
+    SumAll<SquaredLookups>, ByLookups<Sgd>, ByLookups<Adam>, AddLookups, Turn>;
 
 }  // namespace plimsoll::cuda
