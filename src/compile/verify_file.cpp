@@ -159,7 +159,8 @@ class FileChecker {
       FusionOptions fused;
       for (const auto& [type, pass] : {std::pair{"LinearCrossEntropy", kLinearLossPass},
                                        {"PointwiseLinear", kPointwiseLinearPass},
-                                       {"Rotary", kRotaryPass}}) {
+                                       {"Rotary", kRotaryPass},
+                                       {"RmsNorm", kRmsNormPass}}) {
         const auto is_one = [&](const Op& op) { return op.type->name.starts_with(type); };
         if (std::ranges::none_of(graph_.ops(), is_one)) fused.off.emplace_back(pass);
       }

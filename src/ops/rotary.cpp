@@ -18,7 +18,8 @@ namespace plimsoll {
 
 RotaryRows rotary_rows(const Attributes& attributes, const Shape& x, const Shape& table) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorCode::invalid_input, fmt::format("rotary positions by {} of {}: {}", to_string(table), to_string(x), why));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("rotary positions by {} of {}: {}", to_string(table), to_string(x), why));
   };
   if (x.empty() || table.empty()) refuse("one or more dimensions are expected");
   RotaryRows rows{.leading = {x.begin(), x.end() - 1}, .length = x.back()};

@@ -25,8 +25,8 @@ TEST(Rotary, TakesACosineForEachElement) {
 }
 
 TEST(Rotary, LeavesWhatIsBeyondItsWidth) {
-  const auto out = run_op("Rotary", {{{2, 3}, {1, 2, 3, 4, 5, 6}}, {{2, 1}, {0, 1}}, {{2, 1}, {1, 0}}},
-                          {{"width", int64_t{2}}});
+  const auto out =
+      run_op("Rotary", {{{2, 3}, {1, 2, 3, 4, 5, 6}}, {{2, 1}, {0, 1}}, {{2, 1}, {1, 0}}}, {{"width", int64_t{2}}});
   EXPECT_THAT(out[0], agrees_with({-2, 1, 3, 4, 5, 6}));
 }
 
@@ -41,8 +41,8 @@ TEST(Rotary, GradientAgreesWithDifferences) {
       const TensorId x = g.add_source("x", s.x, DType::f64, Role::input);
       const TensorId cosine = g.add_source("cosine", s.table, DType::f64, Role::input);
       const TensorId sine = g.add_source("sine", s.table, DType::f64, Role::input);
-      const TensorId y = g.output(
-          g.add_op("Rotary", "r", "r", {x, cosine, sine}, {{"width", s.width}, {"inverse", inverse}}));
+      const TensorId y =
+          g.output(g.add_op("Rotary", "r", "r", {x, cosine, sine}, {{"width", s.width}, {"inverse", inverse}}));
       EXPECT_EQ(check_gradients(g, {y}, {x}), "");
     }
   }

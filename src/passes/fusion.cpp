@@ -17,6 +17,7 @@
 #include "passes/pointwise.h"
 #include "passes/pointwise_linear.h"
 #include "passes/rebuilder.h"
+#include "passes/rms_norm.h"
 #include "passes/rotary.h"
 #include "passes/slice_gradients.h"
 #include "passes/split.h"
@@ -209,6 +210,7 @@ PassReport run_pass(Network& network, std::string_view name, const Action& actio
 std::vector<std::string_view> fusion_pass_names() {
   std::vector<std::string_view> names;
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  names.push_back(kRmsNormPass);
   names.push_back(kRotaryPass);
   names.push_back(kLinearLossPass);
   names.push_back(kPointwisePass);
@@ -232,7 +234,11 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   for (const FusionPass& pass : kFusionPasses) {
     if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
   }
-  if (is_on(kRotaryPass)) {  // before pointwise ops are fused
+  // Before pointwise ops are fused.
+  if (is_on(kRmsNormPass)) {
+    reports.push_back(run_pass(network, kRmsNormPass, [&] { return fuse_rms_norm(network); }));
+  }
+  if (is_on(kRotaryPass)) {
     reports.push_back(run_pass(network, kRotaryPass, [&] { return fuse_rotary(network); }));
   }
   if (is_on(kLinearLossPass)) {

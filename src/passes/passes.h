@@ -10,7 +10,7 @@
 
 namespace plimsoll {
 
-// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU, rotary positions) in a forward network, before
+// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU, rotary positions, RMSNorm) in a forward network, before
 // autodiff: the fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results
 // stay equal up to rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
@@ -19,7 +19,7 @@ std::vector<std::string_view> fusion_pass_names();
 inline constexpr std::string_view kRotaryPass = "fuse_rotary", kPointwiseLinearPass = "fuse_pointwise_linear",
                                   kLinearLossPass = "fuse_linear_cross_entropy",
                                   kSparseEmbeddingPass = "sparse_embedding_gradients",
-                                  kSliceGradientsPass = "join_slice_gradients";
+                                  kSliceGradientsPass = "join_slice_gradients", kRmsNormPass = "fuse_rms_norm";
 bool runs_wide_layers_by_rows(const Op& op);  // what kPointwiseLinearPass makes
 
 // What several ranks change in a forward network, after what is fused there and before autodiff: with

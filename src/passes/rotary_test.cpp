@@ -60,8 +60,9 @@ Network written(const Written& as) {
   const TensorId target = g.add_source("target", g.tensor(y).shape, DType::f32, Role::input);
   TensorId loss = one("MeanSquaredErrorForward", "loss", {y, target});
   if (as.read_halves) {
-    const TensorId sum = one("Reduce", "halves.sum", {halves},
-                             {{"function", std::string("sum")}, {"dims", Shape{0, 1, 2, 3}}, {"keep_dims", int64_t{0}}});
+    const TensorId sum =
+        one("Reduce", "halves.sum", {halves},
+            {{"function", std::string("sum")}, {"dims", Shape{0, 1, 2, 3}}, {"keep_dims", int64_t{0}}});
     loss = one("Add", "both", {loss, sum});
   }
   network.objectives = {{loss, parameters}};
@@ -100,7 +101,8 @@ TEST(FuseRotary, TakesWhatTransformersWrites) {
 }
 
 TEST(FuseRotary, LeavesWhatIsReadElsewhereOrIsAnother) {
-  for (const Written& as : {Written{.trained_angles = true}, {.read_halves = true}, {.other_sign = true}, {.uneven = true}}) {
+  for (const Written& as :
+       {Written{.trained_angles = true}, {.read_halves = true}, {.other_sign = true}, {.uneven = true}}) {
     Network network = written(as);
     EXPECT_EQ(fuse_rotary(network), 0);
   }

@@ -12,8 +12,8 @@ struct Turn {
   const float* x;
   const float* cosine;
   const float* sine;
-  Walk table;          // from row to row
-  Divisor turns;       // of a row
+  Walk table;     // from row to row
+  Divisor turns;  // of a row
   int64_t half, rest;
   int64_t second;  // from a pair's first element to its second, in the tables
   bool inverse;
