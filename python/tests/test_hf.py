@@ -49,6 +49,12 @@ def qwen() -> nn.Module:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(num_key_value_heads=2, use_cache=False, **SIZES))
 
 
+def neox() -> nn.Module:
+    """Half of each head has positions."""
+    no_dropout = dict(hidden_dropout=0.0, attention_dropout=0.0)
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(rotary_pct=0.5, use_cache=False, **SIZES, **no_dropout))
+
+
 def vit() -> nn.Module:
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8)
     return transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=3, **sizes, **NO_DROPOUT))
@@ -102,6 +108,29 @@ def test_no_tensor_of_queries_by_keys_is_in_the_graph(build, padded):
     attention = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
     assert len(attention) == 2
     assert all(op["attributes"]["causal"] == int(build is not bert) for op in attention)
+
+
+@pytest.mark.parametrize("build, norms", [(llama, "RmsNormForward"), (qwen, "RmsNormForward"), (neox, "LayerNormForward")], ids=["llama", "qwen", "neox"])
+def test_rotary_positions_and_norms_are_one_op_each(build, norms, tmp_path):
+    model, twin = built(build), built(build)
+    batch = tokens(padded=False)
+    step = plimsoll.compile(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), example=batch, memory="64MiB", costs="estimated", progress=False
+    )
+    loss = step(batch)
+    step.sync()
+    step.report(tmp_path / "plan.html")
+    text = (tmp_path / "plan.html").read_text()
+    assert "Rotary" in text and norms in text
+    assert "Slice" not in text or build is neox  # which takes queries, keys and values from one product
+    expected = twin(**batch).loss
+    expected.backward()
+    assert abs(loss - float(expected.detach())) < 1e-4
+    given = dict(model.named_parameters())
+    before = dict(built(build).named_parameters())
+    for name, parameter in twin.named_parameters():
+        moved = before[name].detach() - given[name].detach()
+        assert torch.allclose(moved, parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
 def test_a_vision_transformer_has_no_mask():
