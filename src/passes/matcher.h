@@ -16,7 +16,7 @@ class Matcher {
 
   const Graph& graph() const { return graph_; }
   int uses(TensorId tensor) const { return uses_[tensor]; }
-  OpId last_reader(TensorId tensor) const { return reader_[tensor]; }      // or none
+  OpId last_reader(TensorId tensor) const { return reader_[tensor]; }  // or none
   bool is_trained(TensorId tensor) const { return trained_[tensor]; }  // whether a parameter that is trained is in it
 
   // An op of the forward pass of this type, without an activation.

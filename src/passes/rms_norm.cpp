@@ -22,7 +22,8 @@ struct FoundNorm {
 std::optional<double> added_number(const Op& op) {
   const Expression expression = parse_expression(op.attributes.text("expression"));
   const ExpressionNode& sum = expression.nodes.back();
-  if (sum.kind != ExpressionNode::Kind::call || sum.function != Function::add || expression.nodes.size() != 3) return {};
+  if (sum.kind != ExpressionNode::Kind::call || sum.function != Function::add || expression.nodes.size() != 3)
+    return {};
   std::optional<double> number;
   bool has_input = false;
   for (size_t i = 0; i < 2; ++i) {
@@ -65,7 +66,8 @@ class WrittenNorms {
     if (!epsilon || *epsilon < 0) return false;
     found.epsilon = *epsilon;
     const Op* const mean = matcher_.only(sum->inputs[0], found.ops);
-    if (mean == nullptr || !matcher_.is_call(*mean, "Reduce") || mean->attributes.text("function") != "mean") return false;
+    if (mean == nullptr || !matcher_.is_call(*mean, "Reduce") || mean->attributes.text("function") != "mean")
+      return false;
     if (mean->attributes.integers("dims", {}) != Shape{static_cast<int64_t>(rows.shape.size()) - 1}) return false;
     if (mean->attributes.integer("keep_dims", 0) == 0) return false;
     const Op* const squares = matcher_.only(mean->inputs[0], found.ops);

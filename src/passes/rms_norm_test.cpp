@@ -88,7 +88,8 @@ TEST(FuseRmsNorm, TakesWhatTransformersWrites) {
 }
 
 TEST(FuseRmsNorm, LeavesWhatIsReadElsewhereOrIsAnother) {
-  for (const Written& as : {Written{.sum = true}, {.all_dims = true}, {.read_root = true}, {.other_rows = true}, {.below_zero = true}}) {
+  for (const Written& as :
+       {Written{.sum = true}, {.all_dims = true}, {.read_root = true}, {.other_rows = true}, {.below_zero = true}}) {
     Network network = written(as);
     EXPECT_EQ(fuse_rms_norm(network), 0);
   }
