@@ -14,6 +14,7 @@ import linecache
 import math
 import sys
 from functools import lru_cache
+from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
@@ -23,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, depends, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .chosen import Asked, begun, counted_by, depends, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .counted import Count, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, untraced
 from .functions import in_backward, note_gradients
@@ -82,10 +84,18 @@ class Assumptions(TorchFunctionMode):
             return None
         if self._writes_data(func, args):
             args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
+        if has_count(args):
+            result, args = with_count(func, args, kwargs or {})
+            if result is not None:
+                return result
+        number = number_of(func, args, kwargs or {}, self.asked)
+        if number is not None:
+            return number[0]
         if func is Tensor.__getitem__:
             args = _by_places(*args)
         counted = treated(func, args, kwargs or {})
         if counted is not None:
+            self.asked.goes_on((args, kwargs), counted[0])
             return counted[0]
         if func is Tensor.__getitem__:
             args = self._by_made_masks(*args)
@@ -96,6 +106,8 @@ class Assumptions(TorchFunctionMode):
             answer = self._answer(args[0])
             if answer is not None:
                 return answer
+        if func is Tensor.item and (of := counted_by(args[0])) is not None:
+            return Count(of, 1, self.asked)
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
@@ -200,6 +212,10 @@ def _by_places(x: Tensor, index: Any) -> tuple:
     place = parts[found[0]].reshape(1)
     picked = x.index_select(dim, torch.where(place < 0, place + x.shape[dim], place))
     return picked, (*before, 0, *after)
+
+
+def expected_of(frame: FrameType) -> Optional[bool]:
+    return _expected(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _expected(file: str, line: int) -> Optional[bool]:

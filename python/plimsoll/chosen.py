@@ -22,7 +22,9 @@ _ANY = "_plimsoll_any"
 _ALIKE = "_plimsoll_alike"
 _LEARNT = "_plimsoll_learnt"
 _COUNT = "_plimsoll_count"
-_OF_NONE = {("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("gt", 0): True, ("ne", 0): True, ("ge", 1): True}  # of how many a mask chooses, where it chooses some
+_COUNTED = "_plimsoll_counted"  # of numbers of places: the mask
+_WIDE = "_plimsoll_wide"  # of numbers of places that were expanded to the right: the mask
+OF_NONE = {("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("gt", 0): True, ("ne", 0): True, ("ge", 1): True}  # of how many a mask chooses, where it chooses some
 _LEADS = "_plimsoll_leads"  # of what has a dimension of 1 before its rows
 
 
@@ -34,6 +36,16 @@ class Chosen:
         self.is_learnt = False
         self.width = 1  # so many elements in a row count alike
         self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
+        self.is_divided = False  # by how many there are, before anybody has asked
+        self._rows: Optional[Chosen] = None
+
+    def of_rows(self) -> Chosen:
+        """Of what counts alike all along a row, the rows."""
+        if self._rows is None:
+            self._rows = Chosen(self.mask.reshape(-1, self.width)[:, 0], self.key)
+            self._rows.is_learnt = self.is_learnt
+        self._rows.may_be_none |= self.may_be_none
+        return self._rows
 
 
 _COMPARED = frozenset("add __add__ mul __mul__ logical_or logical_and logical_xor __or__ __and__ __xor__ bitwise_or bitwise_and eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
@@ -110,9 +122,19 @@ def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     if name in ("nonzero", "where", "argwhere") and len(kwargs) <= 1 and isinstance(of, Tensor) and len(args) == 1 and not of.dtype.is_floating_point:
         mask = of if of.dtype == torch.bool else of != 0
         of = mask
+    if mask is not None and isinstance(mask, Tensor) and depends(of):
+        for part in result if isinstance(result, tuple) else (result,):
+            setattr(part, _COUNTED, mask)
+    if mask is None and name == "__getitem__" and (counted := getattr(of, _COUNTED, None)) is not None:  # a column of [places, dimensions]
+        i = args[1][1] if isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None) else None
+        if type(i) is int and of.dim() == 2 and counted.dim() > 1:
+            setattr(result, _PLACES, (counted, i % counted.dim()))
+            setattr(result, _COUNTED, counted)
     if mask is None or not isinstance(mask, Tensor):
         return
-    if isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
+    if name == "expand" and of.dim() == result.dim() == 2 and of.shape[1] == 1 and args[1:2] == (-1,):
+        setattr(result, _WIDE, mask)
+    elif isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
         for i, part in enumerate(result):
             setattr(part, _PLACES, mask if mask.dim() == 1 else (mask, i))
     elif isinstance(result, Tensor) and mask.dim() == 1 and (mask is of or _is_one_column(name, args[1:])):
@@ -168,6 +190,8 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
         x, mask, rest = args[0], index[0], tuple(index[1:])
     elif getattr(func, "__name__", "") == "index_select" and isinstance(getattr(args[-1], _PLACES, None), Tensor) and args[1] == 0:
         x, mask = args[0], getattr(args[-1], _PLACES)
+    elif getattr(func, "__name__", "") == "gather" and len(args) == 3 and args[1] == 0 and not kwargs and (found := _gathered(args[0], args[2])) is not None:
+        x, mask = found
     elif getattr(func, "__name__", "") == "masked_select":
         x, mask = torch.broadcast_tensors(*args)
         setattr(mask, _KEY, getattr(args[1], _KEY, None) or _Same(args[1]))
@@ -182,6 +206,28 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
     if rows.is_floating_point() or not own.is_learnt:
         rows = torch.where(_beside(flat, rows), rows, torch.zeros((), dtype=rows.dtype))
     return marked(rows[(slice(None), *rest)] if rest else rows, own)
+
+
+def _gathered(x: Tensor, index: Tensor) -> Optional[tuple[Tensor, Tensor]]:
+    """Of x.gather(0, places): the columns that are read, and the mask of its rows."""
+    mask = getattr(index, _WIDE, None) if x.dim() == 2 else getattr(index, _PLACES, None)
+    if not isinstance(mask, Tensor) or mask.dim() != 1 or index.dim() != x.dim() or x.dim() > 2:
+        return None
+    return x[:, : index.shape[1]] if x.dim() == 2 else x, mask
+
+
+def counted(x: Any) -> Optional[Chosen]:
+    """Of what a mask chose, and of its places, whose rows are as many as the mask chooses."""
+    own, mask = chosen(x), getattr(x, _COUNTED, None)
+    if own is None:
+        return None if mask is None else Chosen(mask.flatten(), key_of(mask))
+    return None if getattr(x, _LEADS, False) or x.dim() == 0 or x.shape[0] != own.mask.shape[0] else own
+
+
+def counted_by(x: Any) -> Optional[Chosen]:
+    """Of mask.sum(): what the mask chooses."""
+    mask = getattr(x, _COUNT, None)
+    return None if mask is None else Chosen(mask.flatten(), key_of(mask))
 
 
 def _by_coordinates(args: tuple) -> Optional[Tensor]:
@@ -229,6 +275,7 @@ class Asked:
     def __init__(self) -> None:
         self._keys: list[Any] = []
         self._used: list[bool] = []
+        self._chosen: list[Chosen] = []
 
     def sees(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         name, of = getattr(func, "__name__", "").strip("_"), args[0] if args else None
@@ -239,8 +286,8 @@ class Asked:
             setattr(result, _ANY, (of, True))
         elif is_mask and len(args) == 1 and name in ("sum", "count_nonzero"):
             setattr(result, _COUNT, of)
-        elif (mask := getattr(of, _COUNT, None)) is not None and len(args) == 2 and (name, args[1]) in _OF_NONE:
-            setattr(result, _ANY, (mask, _OF_NONE[name, args[1]]))
+        elif (mask := getattr(of, _COUNT, None)) is not None and len(args) == 2 and (name, args[1]) in OF_NONE:
+            setattr(result, _ANY, (mask, OF_NONE[name, args[1]]))
 
     def answer(self, tensor: Tensor) -> Optional[bool]:
         if getattr(tensor, _COUNT, None) is not None:
@@ -249,16 +296,40 @@ class Asked:
             mask, answer = getattr(tensor, _ANY)
         else:
             return None
-        self._keys.append(key_of(mask))
+        return self.of_count(key_of(mask), answer)
+
+    def of_count(self, key: Any, answer: bool) -> bool:
+        self._keys.append(key)
         self._used.append(False)
+        for own in [part for own in self._chosen for part in (own, own._rows) if part is not None]:
+            if own.key == key and own.is_divided and not own.may_be_none:
+                raise RuntimeError("a mean of what a mask chose is taken before Python asks whether it chose any; ask before")
+            own.may_be_none |= own.key == key
         return answer
+
+    def divides(self, own: Chosen) -> None:
+        own.is_divided = True
+        self._chosen.append(own)
+
+    def has(self, key: Any) -> bool:
+        return key in self._keys
 
     def chooses(self, rows: Tensor) -> Tensor:
         own = chosen(rows)
-        for i, key in enumerate(self._keys):
-            if own is not None and key == own.key:
-                self._used[i] = own.may_be_none = True
+        if own is not None:
+            own.may_be_none |= own.key in self._keys
+            self.uses(own)
+            self._chosen.append(own)
         return rows
+
+    def goes_on(self, args: Any, result: Any) -> None:
+        """With what was chosen before, when Python has asked for it."""
+        for leaf in pytree.tree_leaves(args) if self._keys and isinstance(result, Tensor) else ():
+            if isinstance(leaf, Tensor) and (own := chosen(leaf)) is not None:
+                self.uses(own)
+
+    def uses(self, own: Chosen) -> None:
+        self._used = [used or key == own.key for key, used in zip(self._keys, self._used)]
 
     def expect_used(self) -> None:
         if not all(self._used):
@@ -352,8 +423,7 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     if name in _LOSSES and _stands_beside(tensors):
         return (_loss(func, args, kwargs, own),)
     if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and len(args) > 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
-        rows = Chosen(own.mask.reshape(-1, own.width)[:, 0], own.key)
-        rows.may_be_none, rows.is_learnt = own.may_be_none, own.is_learnt
+        rows = own.of_rows()
         return (marked(func(*args, **kwargs), rows),)
     if name in ("view", "reshape", "flatten") and _keeps_rows(args, kwargs, name):
         return (marked(func(*args, **kwargs), own),)
@@ -411,6 +481,7 @@ def _number(x: Tensor, own: Chosen) -> Tensor:
 
 def _rows(own: Chosen) -> Tensor:
     count = own.mask.sum()
+    own.is_divided |= not own.may_be_none
     return count.clamp(min=1) if own.may_be_none else count
 
 
@@ -441,6 +512,7 @@ def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Te
             raise RuntimeError("a weighted mean of a loss that may be of nothing (if mask.any()); take reduction='sum'")
         return func(x, kept, **{**rest, "reduction": "sum"}) / (kept != ignored).sum().clamp(min=1)
     result = func(x, kept, **rest)
+    own.is_divided |= rest.get("reduction", "mean") == "mean"
     return marked(result, own) if rest.get("reduction", "mean") == "none" else result
 
 
@@ -452,6 +524,7 @@ def _cross_entropy_of_each(func: Callable, x: Tensor, target: Tensor, rest: dict
     if reduction == "none":
         return each
     total, count = _counting(each, own).sum(), (own.mask & (target != ignored)).sum()
+    own.is_divided |= not own.may_be_none
     return total / (count.clamp(min=1) if own.may_be_none else count) if reduction == "mean" else total
 
 

@@ -100,7 +100,48 @@ def if_any(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
+def as_deberta(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As DeBERTa takes the loss of the texts that have a label."""
+    rows, labels = y.flatten(0, 1), labels.flatten()
+    index = (labels >= 0).nonzero()
+    if index.size(0) > 0:
+        logits = torch.gather(rows, 0, index.expand(index.size(0), rows.size(1)))
+        return nn.CrossEntropyLoss()(logits.view(-1, 5), torch.gather(labels, 0, index.view(-1)))
+    return torch.tensor(0).to(rows)
+
+
+def if_so_many(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """Of kind 7 there is none."""
+    loss, rows, kinds = 0.0, y.flatten(0, 1), labels.flatten()
+    for kind in (1, 7, 2):
+        index, = torch.where(kinds == kind)
+        if index.numel() == 0 or index.shape[0] < 1 or len(index) == 0 or not len(index):
+            continue
+        chosen = rows[index]
+        if chosen.size(0) > 0 and chosen.shape[0] != 0 and chosen.numel() >= 1 and (kinds == kind).sum().item() > 0 and torch.nonzero(kinds == kind).numel():
+            loss = loss + chosen.square().sum() / len_of(chosen) + chosen.view(chosen.shape[0], 5, 1).flatten(1).sum() / chosen.numel()
+    return loss
+
+
+def len_of(x: Tensor):
+    return x.size(0)
+
+
+def len_of_some(mean: Tensor, rows: Tensor) -> Tensor:
+    return mean + rows.sum() if len(rows) > 0 else mean.detach()
+
+
+def by_columns(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    places = (labels >= 0).nonzero()
+    return y[places[:, 0], places[:, 1]].tanh().sum() / places.shape[0] + y.sum() / (labels == 2).sum().item()
+
+
 LOSSES = {
+    "as_deberta": as_deberta,
+    "if_so_many": if_so_many,
+    "by_columns": by_columns,
+    "a_shape": lambda m, y, t: y[t >= 0].sum() / y[t >= 0].shape[0] + y[t > 0].sum() / y[t > 0].numel(),
+    "how_many_places": lambda m, y, t: y.sum() / torch.where(t > 0)[0].shape[0],
     "cross_entropy": lambda m, y, t: F.cross_entropy(y[t != -100], t[t != -100]),
     "with_labels_that_do_not_count": lambda m, y, t: nn.CrossEntropyLoss(ignore_index=2)(y[t >= 0], t[t >= 0]),
     "with_weights": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], torch.arange(1.0, 6, dtype=y.dtype), label_smoothing=0.1),
@@ -147,12 +188,20 @@ def test_what_a_mask_chooses(kind):
 
 REFUSED = {
     "how_many": (lambda m, y, t: y[t >= 0].sum() / len(y[t >= 0]), "how|whose number of rows depends on values"),
-    "a_shape": (lambda m, y, t: y[t >= 0].sum() / y[t >= 0].shape[0], "whose number of rows depends on values"),
+    "a_number": (lambda m, y, t: y[t >= 0].sum() * (1.0 / y[t >= 0].shape[0]), "how many rows a mask chooses"),
+    "so_many_times": (lambda m, y, t: sum(y[i].sum() for i in range(y[t >= 0].shape[0])), "how many rows a mask chooses"),
+    "above_two": (lambda m, y, t: y[t >= 0].sum() if (t >= 0).nonzero().size(0) > 2 else y.sum(), "how many rows a mask chooses"),
+    "a_length_above_two": (lambda m, y, t: y[t >= 0].sum() if len(y[t >= 0]) > 2 else y.sum(), "how many rows a mask chooses"),
+    "divided_before_it_asks": (lambda m, y, t: len_of_some(y[t >= 0].mean(), y[t >= 0]), "before Python asks"),
+    "divided_by_their_number_before": (lambda m, y, t: len_of_some(y.sum() / y[t >= 0].shape[0], y[t >= 0]), "before Python asks"),
+    "a_length_kept": (lambda m, y, t: y[t >= 0].sum() if max(len(y[t >= 0]), 0) > 0 else y.sum(), "how many rows a mask chooses"),
+    "so_large": (lambda m, y, t: y[t >= 0].sum() + torch.ones((t >= 0).sum().item()).sum(), "how many rows a mask chooses"),
+    "as_large_as_another": (lambda m, y, t: y[t >= 0].view(y[t > 0].shape[0], -1).sum(), "how many rows a mask chooses"),
+    "a_count_and_not_used": (lambda m, y, t: y.sum() if (t > 0).nonzero().size(0) > 0 else y.mean(), "does not choose by it"),
     "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
     "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
     "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
     "asked_and_not_used": (lambda m, y, t: y.sum() if (t > 0).any() else y.mean(), "does not choose by it"),
-    "how_many_places": (lambda m, y, t: y.sum() / torch.where(t > 0)[0].shape[0], "depends? on values"),
     "scattered_elsewhere": (lambda m, y, t: y.masked_scatter((t > 0).unsqueeze(-1), y[t > 1]).sum(), "another one"),
     "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
     "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),

@@ -686,3 +686,17 @@ def test_speech_is_masked_anew_for_every_batch():
         expected = [model(**batch).loss.item() for _ in range(40)]
     assert min(expected) - 1 < min(losses) and max(losses) < max(expected) + 1
     assert step.evaluate(batch) == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Deberta", "DebertaV2"])
+def test_texts_without_a_label_do_not_count(kind):
+    """DeBERTa asks how many labels there are."""
+    kinds = dict(type_vocab_size=0, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8, pooler_dropout=0.0, num_labels=3)
+    config = getattr(transformers, f"{kind}Config")(**kinds, **SIZES, **NO_DROPOUT)
+    model = built(lambda: getattr(transformers, f"{kind}ForSequenceClassification")(config))
+    batches = [{"input_ids": tokens(n, False)["input_ids"], "labels": torch.tensor([1, -100, 2, 0, 1][:n])} for n in (3, 5)]
+    assert_alike_in_single(both(model, batches[0], run_batch=batches[1]))
+    none = batches[0] | {"labels": torch.full((3,), -100)}
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batches[0], memory="64MiB")
+    before = copy.deepcopy(model.state_dict())
+    assert step(none) == 0.0 and all(torch.equal(x, before[name]) for name, x in model.state_dict().items())

@@ -1,0 +1,169 @@
+"""How many rows a mask chooses, where Python asks: ``idx.size(0) > 0``, ``len(y[mask]) == 0``, ``total / idx.numel()``.
+
+The number depends on values. Whether it is above 0 is answered as ``mask.any()`` is (chosen.py); a tensor is divided by it as a tensor, and a reshape that keeps
+the rows keeps them. All else that Python would do with a number is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from functools import lru_cache
+from types import FrameType
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked
+
+_REFUSED = "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it. Else take mask.sum()"
+_DIVISIONS = frozenset("div true_divide divide __truediv__ __div__".split())
+_OTHERS = "add radd sub rsub mul rmul floordiv rfloordiv mod rmod pow rpow truediv rtruediv neg abs int index float hash and or xor lshift rshift".split()
+
+
+class Count(torch.SymInt):
+    """So many rows as a mask chooses, each ``times`` elements. A SymInt is what PyTorch takes for a size without asking which."""
+
+    def __init__(self, of: Chosen, times: int, asked: Asked):
+        self.of, self.times, self.asked = of, times, asked
+
+    def tensor(self, like: Tensor) -> Tensor:
+        count = self.of.mask.sum() * self.times
+        if self.asked.has(self.of.key):
+            count = count.clamp(min=1)
+        else:
+            self.asked.divides(self.of)
+        return count.to(like.dtype if like.is_floating_point() else torch.float32)
+
+    def is_same(self, other: Any) -> bool:
+        return isinstance(other, Count) and other.times == self.times and other.of.key == self.of.key and other.of.mask.shape == self.of.mask.shape
+
+    def __bool__(self) -> bool:
+        return self._compared("ne", 0, sys._getframe(1))
+
+    def __repr__(self) -> str:
+        return "how many a mask chooses"
+
+    def _compared(self, name: str, other: Any, frame: FrameType) -> bool:
+        from .assume import expected_of
+
+        if self.is_same(other):
+            return name in ("eq", "le", "ge")
+        if type(other) is not int or (name, other) not in OF_NONE:
+            raise RuntimeError(_REFUSED)
+        answer = expected_of(frame)
+        return self.asked.of_count(self.of.key, OF_NONE[name, other]) if answer is None else answer
+
+
+def _comparing(name: str) -> Callable:
+    return lambda self, other: self._compared(name, other, sys._getframe(1))
+
+
+def _refusing(*_: Any) -> Any:
+    raise RuntimeError(_REFUSED)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Count, f"__{_name}__", _comparing(_name))
+for _name in _OTHERS:
+    setattr(Count, f"__{_name}__", _refusing)
+
+
+def has_count(args: tuple) -> bool:
+    return any(isinstance(a, Count) or (isinstance(a, (tuple, list)) and any(isinstance(b, Count) for b in a)) for a in args)
+
+
+def number_of(func: Callable, args: tuple, kwargs: dict, asked: Asked) -> Optional[tuple]:
+    """The size, length or number of elements of what a mask chooses or of its places, as (result,); None where this is another call."""
+    name, x = getattr(func, "__name__", ""), args[0] if args else None
+    is_shape = name == "__get__" and getattr(func, "__self__", None) is Tensor.shape
+    of = counted(x) if is_shape or name in ("size", "numel", "nelement", "__len__") else None
+    if of is None:
+        return None
+    if name == "__len__":
+        return (_length(of, asked),)
+    times, others = 1, [int(n) for n in Tensor.size(x)[1:]]
+    for n in others:
+        times *= n
+    if name in ("numel", "nelement"):
+        return (Count(of, times, asked),)
+    sizes = torch.Size((Count(of, 1, asked), *others))  # type: ignore[arg-type]
+    if name == "size" and len(args) + len(kwargs) > 1:
+        return (sizes[kwargs.get("dim", args[-1])],)
+    return (sizes,)
+
+
+def with_count(func: Callable, args: tuple, kwargs: dict) -> tuple:
+    """The result of a function that is given such a number, as (result,), or (None, arguments without it)."""
+    name, x = getattr(func, "__name__", ""), args[0]
+    if name in _DIVISIONS and isinstance(x, Tensor) and isinstance(args[1], Count) and not kwargs:
+        return None, (x, args[1].tensor(x))
+    sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    is_first = bool(sizes) and isinstance(sizes[0], Count) and sizes[0].times == 1 and not has_count(sizes[1:])
+    if is_first and isinstance(x, Tensor) and (of := counted(x)) is not None and sizes[0].is_same(Count(of, 1, sizes[0].asked)) and not kwargs:
+        own = chosen(x)
+        if own is None and name in ("view", "reshape", "expand"):
+            return None, (x, -1, *sizes[1:])
+        if own is not None and name in ("view", "reshape"):
+            return marked(func(x, x.shape[0], *sizes[1:]), own), ()
+    raise RuntimeError(_REFUSED)
+
+
+# --- len(), which Python wants a number of ---------------------------------------------------------------------------
+
+
+def _length(of: Chosen, asked: Asked) -> int:
+    """A length that compares with 0 as the answer is, where that is all that is done with it."""
+    from .assume import expected_of
+
+    frame = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename.endswith(("torch/_tensor.py", "torch/overrides.py")) or "/plimsoll/" in frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    comparison = None if frame is None else _comparison(frame)
+    if comparison is None:
+        raise RuntimeError(_REFUSED)
+    answer = expected_of(frame)
+    answer = asked.of_count(of.key, OF_NONE[comparison]) if answer is None else answer
+    return max(of.mask.numel(), 1) if answer == OF_NONE[comparison] else 0
+
+
+_NAMES = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+
+
+def _comparison(frame: FrameType) -> Optional[tuple[str, int]]:
+    """What the call that a frame is at is compared with, where it is compared with a number at once, or decides as it is."""
+    line, end, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return _compared_calls(frame.f_code.co_filename).get((line, end, column, end_column))  # type: ignore[arg-type]
+
+
+@lru_cache(64)
+def _compared_calls(file: str) -> dict[tuple[int, int, int, int], tuple[str, int]]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return {}
+    found = {}
+
+    def note(node: ast.expr, name: str, other: int) -> None:
+        if isinstance(node, ast.Call) and (name, other) in OF_NONE:
+            found[node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0] = name, other
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.comparators[0], ast.Constant) and type(node.comparators[0].value) is int:
+            note(node.left, _NAMES.get(type(node.ops[0]), ""), node.comparators[0].value)
+        for test in _tests(node):
+            note(test, "ne", 0)
+    return found  # type: ignore[return-value]
+
+
+def _tests(node: ast.AST) -> list[ast.expr]:
+    """The parts of a condition."""
+    parts = [node.test] if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)) else []
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        parts = [node.operand]
+    for part in parts:
+        if isinstance(part, ast.BoolOp):
+            parts.extend(part.values)
+    return parts
