@@ -10,6 +10,7 @@ On the way it is noted which tensors depend on values at all, and not on shapes 
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 import math
 import sys
@@ -24,10 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, counted_by, depends, is_learnt, mark_learnt, note_comparison, note_places, treated
+from .chosen import Asked, begun, counted_by, depends, hits_of, is_learnt, mark_learnt, note_comparison, note_hits, note_places, treated
 from .counted import Count, has_count, number_of, with_count
 from .ctc import ctc_loss
-from .fixed import by_places, computed, is_known, untraced
+from .fixed import by_places, computed, is_known, known, untraced
 from .functions import in_backward, note_gradients
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
@@ -48,6 +49,7 @@ class Assumptions(TorchFunctionMode):
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
         self.asked = Asked()
         self._writes = 0
+        self._calls = 0
         self._given = {id(tensor): tensor for tensor in given}
         self._learnt = {number for number, tensor in self._given.items() if tensor.requires_grad}
 
@@ -57,6 +59,8 @@ class Assumptions(TorchFunctionMode):
             if result is not None:
                 return result[0]
             args = by_places(func, args)
+            if func is Tensor.__getitem__ and (picked := self._by_known_number(*args)) is not None:
+                return picked
         if func is torch._C._set_grad_enabled:
             note_gradients(args[0])
         if func is torch.autograd.grad:
@@ -84,6 +88,9 @@ class Assumptions(TorchFunctionMode):
             return None
         if self._writes_data(func, args):
             args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
+        self._calls += 1
+        if getattr(func, "__name__", "") in ("unbind", "tolist") and (masks := hits_of(args[0])) is not None:
+            return self._hits(func.__name__, args[0], masks)
         if has_count(args):
             result, args = with_count(func, args, kwargs or {})
             if result is not None:
@@ -114,6 +121,7 @@ class Assumptions(TorchFunctionMode):
         self.asked.sees(func, args, kwargs or {}, result)
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
+        note_hits(func, args, kwargs or {}, result)
         self._note(func, args, kwargs or {}, result)
         if isinstance(result, Tensor) and args and getattr(args[0], "_plimsoll_data", False) and getattr(func, "__name__", "") in _INTO_SAME:
             result._plimsoll_data = args[0]._plimsoll_data  # type: ignore[attr-defined]
@@ -122,6 +130,29 @@ class Assumptions(TorchFunctionMode):
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
+
+    def _hits(self, name: str, places: Tensor, masks: Tensor) -> Any:
+        """The numbers of the masks that choose any: all, as if Python had asked each for it."""
+        self._has_fixed = True
+        if name == "tolist":
+            return list(self.asked.one_by_one(masks, lambda i: i if places.dim() == 1 else [i], itertools.count().__next__))
+        if sys._getframe(2).f_code.co_name != "__iter__":
+            raise RuntimeError("unbind of the numbers of masks that choose any, which depends on values; go over them by for")
+
+        def given(i: int) -> Tensor:
+            with untraced():
+                return known(torch.tensor(i if places.dim() == 1 else [i]))
+
+        return self.asked.one_by_one(masks, given, lambda: self._calls)
+
+    def _by_known_number(self, x: Tensor, index: Any) -> Optional[Tensor]:
+        """x[i] of a number, or of a row of one number, that is known."""
+        if not isinstance(index, Tensor) or not is_known(index) or is_known(x) or index.dtype != torch.int64 or index.numel() != 1 or index.dim() > 1:
+            return None
+        with untraced():
+            i = int(index)
+        picked = self.__torch_function__(Tensor.__getitem__, (), (x, i))
+        return self.__torch_function__(Tensor.unsqueeze, (), (picked, 0)) if index.dim() else picked
 
     def _writes_data(self, func: Callable, args: tuple) -> bool:
         """Into what .data gives, which is changed behind autograd's back: of a buffer it is as if it were changed itself (program.py)."""

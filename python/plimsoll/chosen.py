@@ -8,7 +8,7 @@ What treats each row for itself may stand in between. Anything else, above all w
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,13 @@ _ALIKE = "_plimsoll_alike"
 _LEARNT = "_plimsoll_learnt"
 _COUNT = "_plimsoll_count"
 _COUNTED = "_plimsoll_counted"  # of numbers of places: the mask
+_SUMS = "_plimsoll_sums"  # of how many each of several masks chooses: the masks [masks, ...], one under the other
+_HITS = "_plimsoll_hits"  # of which of several masks choose any: these masks
+_NATURAL = "_plimsoll_natural"  # of numbers of which none is below 0
 _WIDE = "_plimsoll_wide"  # of numbers of places that were expanded to the right: the mask
 OF_NONE = {("eq", 0): False, ("le", 0): False, ("lt", 1): False, ("gt", 0): True, ("ne", 0): True, ("ge", 1): True}  # of how many a mask chooses, where it chooses some
 _LEADS = "_plimsoll_leads"  # of what has a dimension of 1 before its rows
+_MOST_WRITES = 16
 
 
 class Chosen:
@@ -97,6 +101,10 @@ def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> N
         _note_alike(name, args, result)
     is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1 + (name == "expand_as")
     if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
+        of = getattr(args[0], _KEY, None)
+        if name == "squeeze" and args[1:] == (0,) and isinstance(of, tuple) and of[0] == "unsqueeze" and of[2:] == ((int, 0),):
+            setattr(result, _KEY, of[1])
+            return
         setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
 
 
@@ -115,15 +123,55 @@ def _of_rows(key: Any) -> Any:
     return (key[0], *(_of_rows(k) if isinstance(k, tuple) and k and isinstance(k[0], str) else k for k in key[1:])) if isinstance(key, tuple) else key
 
 
+def _key_under(masks: Tensor, i: int) -> Any:
+    """The key of where(masks[i])."""
+    row = ("getitem", getattr(masks, _KEY, None) or _Same(masks), (int, i))
+    return _of_rows(row if masks.dtype == torch.bool else _not_zero(row))
+
+
+def _not_zero(key: Any) -> Any:
+    return ("ne", key, (int, 0))
+
+
+def note_hits(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    """Which of several masks choose any, as one asks for experts that have rows: masks.sum((1, 2)) > 0."""
+    name, of = getattr(func, "__name__", "").strip("_"), args[0] if args else None
+    if not isinstance(of, Tensor) or not isinstance(result, Tensor):
+        return
+    if getattr(result, _NATURAL, False) and result is of:  # it was written into
+        setattr(result, _NATURAL, False)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    is_kept = name in _VIEWS or name in ("mul", "long", "int", "to")
+    if name == "one_hot" or (is_kept and result is not of and not result.dtype.is_floating_point and all(t.dtype == torch.bool or getattr(t, _NATURAL, False) for t in tensors)):
+        setattr(result, _NATURAL, True)
+    if name in ("sum", "any") and result.dim() == 1 and of.dim() > 1 and (of.dtype == torch.bool or (getattr(of, _NATURAL, False) and name == "sum")):
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else ())
+        if {d % of.dim() for d in (dims if isinstance(dims, (tuple, list)) else (dims,))} == set(range(1, of.dim())):
+            setattr(result, _HITS if name == "any" else _SUMS, of)
+    masks = getattr(of, _SUMS, None)
+    if masks is not None and name in ("greater", "gt", "ne") and len(args) == 2 and type(args[1]) is int and args[1] == 0:
+        setattr(result, _HITS, masks)
+
+
+def hits_of(x: Any) -> Optional[Tensor]:
+    """Of the numbers of those masks that choose any: all of them."""
+    places = getattr(x, _PLACES, None)
+    return getattr(places, _HITS, None) if isinstance(places, Tensor) else None
+
+
 def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     """Numbers of the places where a mask holds choose what the mask does."""
     name, of = getattr(func, "__name__", ""), args[0] if args else None
     mask = getattr(of, _PLACES, None)
     if name in ("nonzero", "where", "argwhere") and len(kwargs) <= 1 and isinstance(of, Tensor) and len(args) == 1 and not of.dtype.is_floating_point:
         mask = of if of.dtype == torch.bool else of != 0
+        if mask is not of:
+            setattr(mask, _KEY, _not_zero(getattr(of, _KEY, None) or _Same(of)))
+            mask._plimsoll_depends = depends(of)  # type: ignore[attr-defined]
         of = mask
     if mask is not None and isinstance(mask, Tensor) and depends(of):
-        for part in result if isinstance(result, tuple) else (result,):
+        parts = result if isinstance(result, tuple) and mask is of else (result,) if mask is of or (mask.dim() == 1 and _is_one_column(name, args[1:])) else ()
+        for part in parts:
             setattr(part, _COUNTED, mask)
     if mask is None and name == "__getitem__" and (counted := getattr(of, _COUNTED, None)) is not None:  # a column of [places, dimensions]
         i = args[1][1] if isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None) else None
@@ -328,6 +376,15 @@ class Asked:
             if isinstance(leaf, Tensor) and (own := chosen(leaf)) is not None:
                 self.uses(own)
 
+    def one_by_one(self, masks: Tensor, given: Callable[[int], Any], calls: Callable[[], int]) -> Iterator[Any]:
+        """Goes over all of several masks, where Python wants those that choose any. What is not done for one, needs no use of it."""
+        for i in range(masks.shape[0]):
+            n = len(self._keys)
+            self.of_count(_key_under(masks, i), True)
+            before = calls()
+            yield given(i)
+            self._used[n] |= calls() == before
+
     def uses(self, own: Chosen) -> None:
         self._used = [used or key == own.key for key, used in zip(self._keys, self._used)]
 
@@ -343,11 +400,31 @@ def _beside(mask: Tensor, rows: Tensor) -> Tensor:
 def _put_back(args: tuple, own: Chosen) -> None:
     """y[mask] = of what the same mask chose."""
     y, index, rows = args
-    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    parts = _mask_of(index if isinstance(index, tuple) else (index,))
+    mask = parts[0] if len(parts) == 1 else index
+    if isinstance(getattr(mask, _PLACES, None), tuple):
+        y.copy_(_put_along(y, *getattr(mask, _PLACES), rows, own))
+        return
     same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key
     if not same or y.shape[: mask.dim()] != mask.shape:
         raise RuntimeError("writing what one mask chose where another one holds")
     y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
+
+
+def _put_along(y: Tensor, mask: Tensor, dim: int, rows: Tensor, own: Chosen) -> Tensor:
+    """y[i] = rows, of the numbers i along one dimension of the places of a mask. Of several for one i, the last stays, and all have its gradient, as PyTorch has it."""
+    if key_of(mask) != own.key or y.shape[0] != mask.shape[dim] or rows.dim() != y.dim():
+        raise RuntimeError("writing what one mask chose where another one holds")
+    holds = mask.movedim(dim, 0).flatten(1)
+    each = rows.reshape(*mask.shape, *rows.shape[1:]).movedim(dim, 0).flatten(1, mask.dim() - 1)
+    if holds.shape[1] > _MOST_WRITES:
+        raise RuntimeError(f"writing what a mask of {tuple(mask.shape)} chose at numbers that may come again and again; take index_add_")
+    each = torch.where(holds.reshape(*holds.shape, *[1] * (each.dim() - 2)), each, torch.zeros((), dtype=each.dtype)).to(y.dtype)
+    total, last = each.sum(1), each[:, 0].detach()
+    for n in range(1, holds.shape[1]):
+        last = torch.where(_beside(holds[:, n], last), each[:, n].detach(), last)
+    written = last + (total - total.detach()) if holds.shape[1] > 1 else total
+    return torch.where(_beside(holds.any(1), y), written, y)
 
 
 def _scattered_back(x: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
@@ -416,6 +493,8 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         return (marked(args[0].squeeze(tuple(d for d in range(1, args[0].dim()) if args[0].shape[d] == 1)), own),)
     if name in _ALONG and _dim_of(args, kwargs, args[0], name) not in (None, 0):
         return (marked(func(*args, **kwargs), own),)
+    if name in ("chunk", "split") and _dim_of(args, {"dim": 0} | kwargs, args[0], name) != 0:
+        return (marked(func(*args, **kwargs), own),)
     if name in ("sum", "mean", "nansum"):
         return (_reduced(func, name, args, kwargs, own),)
     if name in ("cross_entropy", "nll_loss"):
@@ -438,8 +517,8 @@ _FIELDS = (Tensor.dtype, Tensor.device, Tensor.requires_grad, Tensor.ndim, Tenso
 
 def _dim_of(args: tuple, kwargs: dict, x: Tensor, name: str = "") -> Optional[int]:
     default = {"normalize": 1, "cosine_similarity": 1}.get(name)
-    place = {"normalize": 2, "cosine_similarity": 2, "norm": 2}.get(name, 1)
-    dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    place = {"normalize": 2, "cosine_similarity": 2, "norm": 2, "chunk": 2, "split": 2}.get(name, 1)
+    dim = args[place] if len(args) > place else kwargs.get("dim", default)
     if isinstance(dim, (tuple, list)):
         dims = [d % max(x.dim(), 1) for d in dim]
         return 0 if 0 in dims else (dims[0] if dims else None)

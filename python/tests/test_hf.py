@@ -700,3 +700,20 @@ def test_texts_without_a_label_do_not_count(kind):
     step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batches[0], memory="64MiB")
     before = copy.deepcopy(model.state_dict())
     assert step(none) == 0.0 and all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "switch"])
+def test_experts_one_after_the_other(kind):
+    """Those that have rows, and what their router costs."""
+    if kind == "mixtral":
+        experts = dict(num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, output_router_logits=True, router_aux_loss_coef=0.1, experts_implementation="eager")
+        model, more = built(lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(use_cache=False, **experts, **SIZES))), {}
+    else:
+        sizes = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1)
+        routed = dict(num_experts=4, expert_capacity=8, router_jitter_noise=0.0, output_router_logits=True, decoder_start_token_id=0, dropout_rate=0.0, use_cache=False)
+        model = built(lambda: transformers.SwitchTransformersForConditionalGeneration(transformers.SwitchTransformersConfig(**sizes, **routed)))
+        more = {f"{which}attention_mask": torch.ones(3, LENGTH) for which in ("", "decoder_")}
+    result = both(model, tokens(3, False) | more)
+    for name in [name for name in result.file if name not in result.eager]:
+        assert ".experts." in name and not result.file.pop(name).any()
+    assert_alike_in_single(result)
