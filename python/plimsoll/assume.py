@@ -91,7 +91,7 @@ class Assumptions(TorchFunctionMode):
         self._calls += 1
         if getattr(func, "__name__", "") in ("unbind", "tolist") and (masks := hits_of(args[0])) is not None:
             return self._hits(func.__name__, args[0], masks)
-        if has_count(args):
+        if has_count((*args, *(kwargs or {}).values())):
             result, args = with_count(func, args, kwargs or {})
             if result is not None:
                 return result

@@ -96,6 +96,8 @@ def _convert_node(writer: Writer, node: Node) -> Any:
     converter = CONVERTERS.get(str(node.target))
     if isinstance(node.target, HigherOrderOperator):
         raise Refusal("what is done here depends on values of the batch; compute both ways, and choose by torch.where")
+    if str(node.target) == "aten._local_scalar_dense.default":
+        raise Refusal("Python takes a number out of a tensor here (item, tolist), which depends on values; leave it a tensor, or give it by the batch")
     if converter is None:
         raise Refusal("there is no such op yet")
     for value in pytree.tree_leaves(node.meta.get("val")):

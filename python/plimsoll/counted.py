@@ -97,10 +97,10 @@ def number_of(func: Callable, args: tuple, kwargs: dict, asked: Asked) -> Option
 
 def with_count(func: Callable, args: tuple, kwargs: dict) -> tuple:
     """The result of a function that is given such a number, as (result,), or (None, arguments without it)."""
-    name, x = getattr(func, "__name__", ""), args[0]
+    name, x = getattr(func, "__name__", ""), args[0] if args else None
     if name in _DIVISIONS and isinstance(x, Tensor) and isinstance(args[1], Count) and not kwargs:
         return None, (x, args[1].tensor(x))
-    sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else tuple(args[1:])
     is_first = bool(sizes) and isinstance(sizes[0], Count) and sizes[0].times == 1 and not has_count(sizes[1:])
     if is_first and isinstance(x, Tensor) and (of := counted(x)) is not None and sizes[0].is_same(Count(of, 1, sizes[0].asked)) and not kwargs:
         own = chosen(x)

@@ -195,6 +195,8 @@ REFUSED = {
     "divided_before_it_asks": (lambda m, y, t: len_of_some(y[t >= 0].mean(), y[t >= 0]), "before Python asks"),
     "divided_by_their_number_before": (lambda m, y, t: len_of_some(y.sum() / y[t >= 0].shape[0], y[t >= 0]), "before Python asks"),
     "a_length_kept": (lambda m, y, t: y[t >= 0].sum() if max(len(y[t >= 0]), 0) > 0 else y.sum(), "how many rows a mask chooses"),
+    "so_large_by_name": (lambda m, y, t: y[t >= 0].sum() + torch.ones(size=[y[t >= 0].shape[0], 2]).sum(), "how many rows a mask chooses"),
+    "a_list_of_numbers": (lambda m, y, t: sum(part.sum() * i for i, part in enumerate(y.flatten(0, 1).split(t.clamp(min=0).sum(0).tolist()))), "depends? on values"),
     "so_large": (lambda m, y, t: y[t >= 0].sum() + torch.ones((t >= 0).sum().item()).sum(), "how many rows a mask chooses"),
     "as_large_as_another": (lambda m, y, t: y[t >= 0].view(y[t > 0].shape[0], -1).sum(), "how many rows a mask chooses"),
     "a_count_and_not_used": (lambda m, y, t: y.sum() if (t > 0).nonzero().size(0) > 0 else y.mean(), "does not choose by it"),

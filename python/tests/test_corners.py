@@ -48,6 +48,28 @@ def test_on_bounds_and_among_equal_elements():
     )
 
 
+def test_what_is_farthest_apart_in_several_dimensions():
+    check({"cdist": lambda x: torch.cdist(x, x.roll(1, 0) * 0 + 1.0, p=math.inf)}, torch.tensor([[[0.0, 2.0, 1.0], [3.0, -1.0, 1.0], [1.0, 1.0, 1.0]]]))
+
+
+def test_hardswish_on_its_bounds_in_a_step():
+    import plimsoll
+
+    class Bounds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.tensor([-3.0, 3.0, 0.0, 1.0, -2.5]))
+
+        def forward(self, x):
+            return F.hardswish(self.p * x).sum()
+
+    model, eager, batch = Bounds(), Bounds(), torch.ones(1, 5)
+    eager(batch).backward()
+    before = model.p.detach().clone()
+    plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=1.0), example=batch, memory="16MiB")(batch)
+    torch.testing.assert_close(before - model.p.detach(), eager.p.grad)
+
+
 def test_at_zero():
     x = torch.tensor([0.0, 0, 0, 1, 2, 0, 0, 0, 0, 3, 3, 3]).repeat(4).reshape(2, 8, 3)
     check(

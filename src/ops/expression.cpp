@@ -591,7 +591,7 @@ int32_t ExpressionBuilder::contribution(int32_t i, int which, int32_t g) {
     }
     case F::hardswish: {
       const int32_t bent = times(f2(F::add, f2(F::mul, x, num(1.0 / 3)), num(0.5)));
-      return where(f2(F::gt, x, num(3)), g, where(f2(F::lt, x, num(-3)), zero, bent));
+      return where(f2(F::ge, x, num(3)), g, where(f2(F::le, x, num(-3)), zero, bent));
     }
     case F::leaky_relu: {
       if (which == 1) return where(f2(F::gt, x, zero), zero, times(x));

@@ -187,8 +187,15 @@ def _distances_of_order(w: "Writer", node: Node, x: Node, y: Node, order: float)
     other = w.reshape(y, [*w.shape(y)[:-2], 1, columns, width], "other")
     apart = w.pointwise("abs(sub({0},{1}))", [each, other], "apart")
     dim = [len(batch) + 2]
-    if order in (1.0, math.inf):
-        return w.reduce(apart, "sum" if order == 1 else "max", dim, False, "")
+    if order == 1.0:
+        return w.reduce(apart, "sum", dim, False, "")
+    if order == math.inf and not w.is_trained(node):
+        return w.reduce(apart, "max", dim, False, "")
+    if order == math.inf:  # of several that are farthest apart, each has the whole gradient
+        fixed = w.emit("StopGradient", [apart], w.shape_of[apart], part="fixed")
+        most = w.reduce(fixed, "max", dim, True, "most")
+        own = w.reduce(w.pointwise("where(eq({1},{2}),sub({0},{1}),0.0)", [apart, fixed, most], "own"), "sum", dim, False, "own_sum")
+        return w.pointwise("add({0},{1})", [w.reshape(most, w.shape(node), "farthest"), own])
     total = w.reduce(w.pointwise("pow({0},{1})", [apart, order], "powers"), "sum", dim, False, "sum")
     return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
 
