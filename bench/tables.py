@@ -475,7 +475,7 @@ def attention(r):
                      f"{gflops['forward'] / gflops['products']:.2f}", f"{gflops['backward'] / gflops['products']:.2f}",
                      percent((x["forward"]["ms"] + x["backward"]["ms"]) / (x["forward"]["ms"] + x["backward"]["ms"] + x["products"]["ms"]))))
     return ("GFLOP/s in the last step of a training, fp32: attention by tiles, forward and backward, and the fully connected layers' products of the same "
-            "step. They are counted as FlashAttention's authors do: two products of queries, keys or values forward, five backward, of causal ones the half that is wanted.\n\n"
+            "step. They are counted as FlashAttention's authors do: two products of queries, keys or values forward, five backward, of causal ones the half that is wanted; and 20 for each score's softmax, 8 % of forward at 64 wide.\n\n"
             + table(("network", "batch", "forward", "backward", "products", "forward of products", "backward of products", "share of both"), rows))
 
 
