@@ -7,13 +7,15 @@
 
 #include "passes/passes.h"
 #include "plimsoll/ops.h"
-#include "tests/support/interpreter.h"
+#include "tests/support/trained_values.h"
 
 namespace plimsoll {
 namespace {
 
+using testing::count_ops;
 using ::testing::DoubleNear;
 using ::testing::Pointwise;
+using testing::trained_values;
 
 struct Written {
   bool gamma = true, factor_first = false, product = false;
@@ -57,33 +59,15 @@ Network written(const Written& as) {
   return network;
 }
 
-int count(const Network& network, std::string_view type) {
-  return static_cast<int>(
-      std::ranges::count_if(network.graph.ops(), [&](const Op& op) { return op.type->name == type; }));
-}
-
-std::vector<double> updated(const Network& training) {
-  const Graph& graph = training.graph;
-  Values values(graph);
-  fill_sources(graph, values, 1);
-  values[graph.find_tensor("learning_rate")].set(0, 0.1);
-  interpret(graph, values);
-  std::vector<double> result;
-  for (const State& state : graph.states) {
-    for (int64_t i = 0; i < values[state.after].size(); ++i) result.push_back(values[state.after].at(i));
-  }
-  return result;
-}
-
 TEST(FuseRmsNorm, TakesWhatTransformersWrites) {
   for (const Written& as : {Written{}, {.gamma = false}, {.factor_first = true}, {.product = true}}) {
     const Network network = written(as);
     const Network fused = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kRmsNormPass)}});
-    EXPECT_EQ(count(fused, "RmsNormForward"), 1);
-    EXPECT_EQ(count(fused, "RmsNormBackward"), 1);
-    EXPECT_EQ(count(apart, "RmsNormForward"), 0);
-    EXPECT_THAT(updated(fused), Pointwise(DoubleNear(1e-5), updated(apart)));
+    EXPECT_EQ(count_ops(fused, "RmsNormForward"), 1);
+    EXPECT_EQ(count_ops(fused, "RmsNormBackward"), 1);
+    EXPECT_EQ(count_ops(apart, "RmsNormForward"), 0);
+    EXPECT_THAT(trained_values(fused), Pointwise(DoubleNear(1e-5), trained_values(apart)));
   }
 }
 

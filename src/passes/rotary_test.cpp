@@ -7,13 +7,15 @@
 
 #include "passes/passes.h"
 #include "plimsoll/ops.h"
-#include "tests/support/interpreter.h"
+#include "tests/support/trained_values.h"
 
 namespace plimsoll {
 namespace {
 
+using testing::count_ops;
 using ::testing::DoubleNear;
 using ::testing::Pointwise;
+using testing::trained_values;
 
 struct Written {
   int64_t width = 6, length = 6;  // what is turned of a row
@@ -69,34 +71,16 @@ Network written(const Written& as) {
   return network;
 }
 
-int count(const Network& network, std::string_view type) {
-  return static_cast<int>(
-      std::ranges::count_if(network.graph.ops(), [&](const Op& op) { return op.type->name == type; }));
-}
-
-std::vector<double> updated(const Network& training) {
-  const Graph& graph = training.graph;
-  Values values(graph);
-  fill_sources(graph, values, 1);
-  values[graph.find_tensor("learning_rate")].set(0, 0.1);
-  interpret(graph, values);
-  std::vector<double> result;
-  for (const State& state : graph.states) {
-    for (int64_t i = 0; i < values[state.after].size(); ++i) result.push_back(values[state.after].at(i));
-  }
-  return result;
-}
-
 TEST(FuseRotary, TakesWhatTransformersWrites) {
   for (const Written& as :
        {Written{}, {.pointwise_sum = true}, {.sine_first = true}, {.swapped = true}, {.width = 4, .length = 7}}) {
     const Network network = written(as);
     const Network fused = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kRotaryPass)}});
-    EXPECT_EQ(count(fused, "Rotary"), 2) << as.width;  // and its gradient
-    for (const char* gone : {"Slice", "SliceBackward", "Concat"}) EXPECT_EQ(count(fused, gone), 0) << gone;
-    EXPECT_EQ(count(apart, "Rotary"), 0);
-    EXPECT_THAT(updated(fused), Pointwise(DoubleNear(1e-6), updated(apart)));
+    EXPECT_EQ(count_ops(fused, "Rotary"), 2) << as.width;  // and its gradient
+    for (const char* gone : {"Slice", "SliceBackward", "Concat"}) EXPECT_EQ(count_ops(fused, gone), 0) << gone;
+    EXPECT_EQ(count_ops(apart, "Rotary"), 0);
+    EXPECT_THAT(trained_values(fused), Pointwise(DoubleNear(1e-6), trained_values(apart)));
   }
 }
 

@@ -7,13 +7,15 @@
 
 #include "passes/passes.h"
 #include "plimsoll/ops.h"
-#include "tests/support/interpreter.h"
+#include "tests/support/trained_values.h"
 
 namespace plimsoll {
 namespace {
 
+using testing::count_ops;
 using ::testing::DoubleNear;
 using ::testing::Pointwise;
+using testing::trained_values;
 
 struct Cut {
   int64_t begin, size;
@@ -53,34 +55,16 @@ Network cut_network(const std::vector<Cut>& cuts, int64_t step = 1, size_t whole
   return network;
 }
 
-int count(const Network& training, std::string_view type) {
-  return static_cast<int>(
-      std::ranges::count_if(training.graph.ops(), [&](const Op& op) { return op.type->name == type; }));
-}
-
-std::vector<double> updated(const Network& training) {
-  const Graph& graph = training.graph;
-  Values values(graph);
-  fill_sources(graph, values, 1);
-  if (const TensorId rate = graph.find_tensor("learning_rate"); rate.valid()) values[rate].set(0, 0.1);
-  interpret(graph, values);
-  std::vector<double> result;
-  for (const State& state : graph.states) {
-    for (int64_t i = 0; i < values[state.after].size(); ++i) result.push_back(values[state.after].at(i));
-  }
-  return result;
-}
-
 TEST(SliceGradients, ThatFillTheWholeAreJoined) {
   for (const std::vector<Cut>& cuts : {std::vector<Cut>{{0, 4}, {4, 6}}, std::vector<Cut>{{4, 3}, {0, 4}, {7, 3}},
                                        std::vector<Cut>{{9, 1}, {0, 2}, {2, 2}, {4, 5}}}) {
     const Network network = cut_network(cuts);
     const Network joined = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kSliceGradientsPass)}});
-    EXPECT_EQ(count(joined, "Concat"), 1);
-    EXPECT_EQ(count(joined, "SliceBackward"), 0);
-    EXPECT_EQ(count(apart, "SliceBackward"), std::ssize(cuts));
-    EXPECT_THAT(updated(joined), Pointwise(DoubleNear(1e-6), updated(apart)));
+    EXPECT_EQ(count_ops(joined, "Concat"), 1);
+    EXPECT_EQ(count_ops(joined, "SliceBackward"), 0);
+    EXPECT_EQ(count_ops(apart, "SliceBackward"), std::ssize(cuts));
+    EXPECT_THAT(trained_values(joined), Pointwise(DoubleNear(1e-6), trained_values(apart)));
   }
 }
 
@@ -89,18 +73,18 @@ TEST(SliceGradients, AreJoinedBesideOneOtherGradient) {
     const Network network = cut_network({{4, 6}, {0, 4}}, 1, 1, wholes_first);
     const Network joined = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kSliceGradientsPass)}});
-    EXPECT_EQ(count(joined, "Concat"), 1);
-    EXPECT_THAT(updated(joined), Pointwise(DoubleNear(1e-6), updated(apart)));
+    EXPECT_EQ(count_ops(joined, "Concat"), 1);
+    EXPECT_THAT(trained_values(joined), Pointwise(DoubleNear(1e-6), trained_values(apart)));
   }
-  EXPECT_EQ(count(make_training_step(cut_network({{4, 6}, {0, 4}}, 1, 2), {}), "Concat"), 0);
+  EXPECT_EQ(count_ops(make_training_step(cut_network({{4, 6}, {0, 4}}, 1, 2), {}), "Concat"), 0);
 }
 
 TEST(SliceGradients, WithGapsOverlapsOrStepsStaySums) {
   for (const std::vector<Cut>& cuts : {std::vector<Cut>{{0, 4}, {5, 5}}, std::vector<Cut>{{0, 5}, {4, 6}},
                                        std::vector<Cut>{{1, 4}, {5, 5}}, std::vector<Cut>{{0, 4}, {4, 5}}}) {
-    EXPECT_EQ(count(make_training_step(cut_network(cuts), {}), "Concat"), 0);
+    EXPECT_EQ(count_ops(make_training_step(cut_network(cuts), {}), "Concat"), 0);
   }
-  EXPECT_EQ(count(make_training_step(cut_network({{0, 5}, {1, 5}}, 2), {}), "Concat"), 0);
+  EXPECT_EQ(count_ops(make_training_step(cut_network({{0, 5}, {1, 5}}, 2), {}), "Concat"), 0);
 }
 
 }  // namespace
