@@ -30,8 +30,6 @@
 
 namespace plimsoll::cpu {
 
-#define PLIMSOLL_INLINED __attribute__((always_inline))  // of a lambda in an inner loop
-
 inline constexpr float kMasked = -std::numeric_limits<float>::infinity();
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr double kLn2 = 0.69314718055994530942;
@@ -51,7 +49,7 @@ PLIMSOLL_INLINE f32x16 power_of_two(f32x16 x) {
   p = p * r + splat(1.0f);
   return bits_as<f32x16>(bits_as<u32x16>(p) + (bits_as<u32x16>(shifted) << splat(23u)));
 }
-PLIMSOLL_INLINE f32x16 zero_where_masked(f32x16 score, f32x16 v) { return score == splat(kMasked) ? splat(0.0f) : v; }
+PLIMSOLL_INLINE f32x16 zero_where_masked(f32x16 score, f32x16 v) { return choose(score == splat(kMasked), splat(0.0f), v); }
 
 inline Attention attention_of(const Graph& graph, const Op& op) {
   std::vector<const Tensor*> tensors;
@@ -61,18 +59,11 @@ inline Attention attention_of(const Graph& graph, const Op& op) {
 
 inline int64_t up_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
 
-// The halves of sixteen lanes in blocks of kWidth: those of b take the second places of a, those of a the first of b.
-template <int kWidth, int... kLane>
-PLIMSOLL_INLINE void swap_blocks(f32x16& a, f32x16& b, std::integer_sequence<int, kLane...>) {
-  const f32x16 first = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane - kWidth : kLane)...);
-  b = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane : kLane + kWidth)...);
-  a = first;
-}
 template <int kWidth>
 PLIMSOLL_INLINE void swap_blocks(f32x16 (&rows)[16]) {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    if ((i & kWidth) == 0) swap_blocks<kWidth>(rows[i], rows[i + kWidth], std::make_integer_sequence<int, 16>{});
+    if ((i & kWidth) == 0) swap_blocks<kWidth>(rows[i], rows[i + kWidth]);
   }
 }
 // Lane j of row i becomes lane i of row j.
@@ -254,20 +245,18 @@ class AttentionKernel : public OwnKernel {
                        (a_.left >= a_.queries || key >= last - a_.left) && !of_others;
     if (whole && bias.scores == nullptr) return body([](int64_t, int64_t, f32x16 v) PLIMSOLL_INLINED { return v; });
     if (whole) return body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED { return v + bias.at(j, lanes_, c); });
-    const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lane = lane_numbers();
     const auto most = [](int64_t n) { return static_cast<int32_t>(std::min<int64_t>(n, 1 << 30)); };
     const int32_t left = most(a_.left), right = most(a_.right), away = static_cast<int32_t>(key - q.first);
     const auto within = [&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
       const i32x16 behind = splat(away + static_cast<int32_t>(j - c)) - lane;  // how far the key is behind the query
       if (bias.scores != nullptr) v = v + bias.at(j, lanes_, c);
-      v = behind <= splat(right) ? v : splat(kMasked);
-      return behind >= splat(-left) ? v : splat(kMasked);
+      v = choose(behind <= splat(right), v, splat(kMasked));
+      return choose(behind >= splat(-left), v, splat(kMasked));
     };
     if (!of_others) return body(within);
     body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
-      i32x16 own;
-      std::memcpy(&own, q.of_lanes + c, sizeof own);
-      return own == splat(q.of_keys[key + j]) ? within(j, c, v) : splat(kMasked);
+      return choose(load(q.of_lanes + c) == splat(q.of_keys[key + j]), within(j, c, v), splat(kMasked));
     });
   }
 

@@ -51,7 +51,7 @@ class AttentionForward : public AttentionKernel {
             const f32x16 before = load(tops + c);
             f32x16 top = before;
             for (int64_t j = 0; j < count; ++j) top = maximum(score(j, c, load(scores + j * lanes_ + c)), top);
-            const f32x16 base = top == splat(kMasked) ? splat(0.0f) : top;
+            const f32x16 base = choose(top == splat(kMasked), splat(0.0f), top);
             const f32x16 scale = zero_where_masked(before, power_of_two(before - base));
             f32x16 sum{}, other{};
             const auto exponential_of = [&](int64_t j) PLIMSOLL_INLINED {

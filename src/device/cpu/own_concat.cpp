@@ -64,20 +64,6 @@ PLIMSOLL_INLINE void copy(float* to, const float* from, int64_t count) {
   if (i < count) store(to + i, load(from + i, static_cast<int>(count - i)), static_cast<int>(count - i));
 }
 
-// Sixteen of the 32 lanes of a and b, from lane `first` on.
-PLIMSOLL_INLINE f32x16 window(f32x16 a, f32x16 b, int first) {
-#ifdef __AVX512F__
-  const __m512i index = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                         _mm512_set1_epi32(first));
-  return f32x16(_mm512_permutex2var_ps(__m512(a), index, __m512(b)));
-#else
-  float lanes[32];
-  store(lanes, a);
-  store(lanes + 16, b);
-  return load(lanes + first);
-#endif
-}
-
 class Join : public OwnKernel {
  public:
   void run() override {

@@ -10,29 +10,28 @@ namespace {
 // Lane i becomes the sum of the lanes from the first to i, or from i to the last.
 PLIMSOLL_INLINE f32x16 sums_to_lane(f32x16 v) {
   const f32x16 zero{};
-  v += __builtin_shufflevector(zero, v, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30);
-  v += __builtin_shufflevector(zero, v, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29);
-  v += __builtin_shufflevector(zero, v, 0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27);
-  return v + __builtin_shufflevector(zero, v, 0, 0, 0, 0, 0, 0, 0, 0, 16, 17, 18, 19, 20, 21, 22, 23);
+  v += window<15>(zero, v);
+  v += window<14>(zero, v);
+  v += window<12>(zero, v);
+  return v + window<8>(zero, v);
 }
 PLIMSOLL_INLINE f32x16 sums_from_lane(f32x16 v) {
   const f32x16 zero{};
-  v += __builtin_shufflevector(v, zero, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16);
-  v += __builtin_shufflevector(v, zero, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 16);
-  v += __builtin_shufflevector(v, zero, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 16, 16, 16);
-  return v + __builtin_shufflevector(v, zero, 8, 9, 10, 11, 12, 13, 14, 15, 16, 16, 16, 16, 16, 16, 16, 16);
+  v += window<1>(v, zero);
+  v += window<2>(v, zero);
+  v += window<4>(v, zero);
+  return v + window<8>(v, zero);
 }
 
 typedef double f64x8 __attribute__((vector_size(64)));
 struct Doubles {  // of sixteen lanes
   f64x8 low{}, high{};
   PLIMSOLL_INLINE void add(f32x16 v) {
-    low += __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), f64x8);
-    high += __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
+    low += __builtin_convertvector(low_half(v), f64x8);
+    high += __builtin_convertvector(high_half(v), f64x8);
   }
   PLIMSOLL_INLINE f32x16 rounded() const {
-    const f32x8 a = __builtin_convertvector(low, f32x8), b = __builtin_convertvector(high, f32x8);
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return of_halves(__builtin_convertvector(low, f32x8), __builtin_convertvector(high, f32x8));
   }
 };
 

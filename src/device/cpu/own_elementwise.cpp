@@ -24,12 +24,12 @@ void for_each_vector(int64_t elements, int parts, const Body& body) {
 
 struct Relu {
   PLIMSOLL_INLINE static f32x16 forward(f32x16 x, f32x16) { return relu(x); }
-  PLIMSOLL_INLINE static f32x16 backward(f32x16 dy, f32x16 y, f32x16) { return y > splat(0.0f) ? dy : splat(0.0f); }
+  PLIMSOLL_INLINE static f32x16 backward(f32x16 dy, f32x16 y, f32x16) { return choose(y > splat(0.0f), dy, splat(0.0f)); }
 };
 struct LeakyRelu {
-  PLIMSOLL_INLINE static f32x16 forward(f32x16 x, f32x16 slope) { return x > splat(0.0f) ? x : slope * x; }
+  PLIMSOLL_INLINE static f32x16 forward(f32x16 x, f32x16 slope) { return choose(x > splat(0.0f), x, slope * x); }
   PLIMSOLL_INLINE static f32x16 backward(f32x16 dy, f32x16 y, f32x16 slope) {
-    return y > splat(0.0f) ? dy : slope * dy;
+    return choose(y > splat(0.0f), dy, slope * dy);
   }
 };
 struct Sigmoid {

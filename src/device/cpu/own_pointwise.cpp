@@ -39,8 +39,8 @@ namespace {
 PLIMSOLL_INLINE f32x16 one() { return splat(1.0f); }
 PLIMSOLL_INLINE f32x16 zero() { return splat(0.0f); }
 // These keep what is not a number, in either argument.
-PLIMSOLL_INLINE f32x16 larger_of(f32x16 x, f32x16 y) { return x > y || x != x ? x : y; }
-PLIMSOLL_INLINE f32x16 smaller_of(f32x16 x, f32x16 y) { return x < y || x != x ? x : y; }
+PLIMSOLL_INLINE f32x16 larger_of(f32x16 x, f32x16 y) { return choose((x > y) | (x != x), x, y); }
+PLIMSOLL_INLINE f32x16 smaller_of(f32x16 x, f32x16 y) { return choose((x < y) | (x != x), x, y); }
 PLIMSOLL_INLINE f32x16 between(f32x16 x, f32x16 low, f32x16 high) { return smaller_of(larger_of(x, low), high); }
 PLIMSOLL_INLINE f32x16 hard_share(f32x16 x) { return between(x + splat(3.0f), zero(), splat(6.0f)) / splat(6.0f); }
 PLIMSOLL_INLINE f32x16 magnitude_of(f32x16 x) { return bits_as<f32x16>(bits_as<i32x16>(x) & splat(0x7fffffff)); }
@@ -52,7 +52,7 @@ PLIMSOLL_INLINE f32x16 sigmoid_of(f32x16 x) { return one() / (one() + natural_ex
 PLIMSOLL_INLINE f32x16 mish_of(f32x16 x) {
   const f32x16 e = exponential(minimum(x, splat(20.0f))), n = e * (e + splat(2.0f));
   const f32x16 near = x * (n / (n + splat(2.0f)));
-  return x != x || x > splat(20.0f) ? x : (x < splat(-87.0f) ? zero() : near);
+  return choose((x != x) | (x > splat(20.0f)), x, choose(x < splat(-87.0f), zero(), near));
 }
 PLIMSOLL_INLINE f32x16 power_of(f32x16 x, f32x16 y) {
   f32x16 result;
@@ -85,14 +85,14 @@ PLIMSOLL_BINARY(DivRows, x / y)
 PLIMSOLL_BINARY(PowRows, power_of(x, y))
 PLIMSOLL_BINARY(MaxRows, larger_of(x, y))
 PLIMSOLL_BINARY(MinRows, smaller_of(x, y))
-PLIMSOLL_BINARY(EqRows, x == y ? one() : zero())
-PLIMSOLL_BINARY(NeRows, x != y ? one() : zero())
-PLIMSOLL_BINARY(LtRows, x < y ? one() : zero())
-PLIMSOLL_BINARY(LeRows, x <= y ? one() : zero())
-PLIMSOLL_BINARY(GtRows, x > y ? one() : zero())
-PLIMSOLL_BINARY(GeRows, x >= y ? one() : zero())
-PLIMSOLL_BINARY(AndRows, ((x != zero()) & (y != zero())) != 0 ? one() : zero())
-PLIMSOLL_BINARY(OrRows, ((x != zero()) | (y != zero())) != 0 ? one() : zero())
+PLIMSOLL_BINARY(EqRows, choose(x == y, one(), zero()))
+PLIMSOLL_BINARY(NeRows, choose(x != y, one(), zero()))
+PLIMSOLL_BINARY(LtRows, choose(x < y, one(), zero()))
+PLIMSOLL_BINARY(LeRows, choose(x <= y, one(), zero()))
+PLIMSOLL_BINARY(GtRows, choose(x > y, one(), zero()))
+PLIMSOLL_BINARY(GeRows, choose(x >= y, one(), zero()))
+PLIMSOLL_BINARY(AndRows, choose((x != zero()) & (y != zero()), one(), zero()))
+PLIMSOLL_BINARY(OrRows, choose((x != zero()) | (y != zero()), one(), zero()))
 PLIMSOLL_UNARY(NegRow, -x)
 PLIMSOLL_UNARY(AbsRow, magnitude_of(x))
 PLIMSOLL_UNARY(ExpRow, natural_exponential(x))
@@ -120,14 +120,14 @@ PLIMSOLL_UNARY(SoftplusRow, soft_plus(x))
 PLIMSOLL_UNARY(MishRow, mish_of(x))
 PLIMSOLL_UNARY(HardsigmoidRow, hard_share(x))
 PLIMSOLL_UNARY(HardswishRow, x* hard_share(x))
-PLIMSOLL_UNARY(SignRow, x > zero() ? one() : (x < zero() ? splat(-1.0f) : x))
+PLIMSOLL_UNARY(SignRow, choose(x > zero(), one(), choose(x < zero(), splat(-1.0f), x)))
 PLIMSOLL_UNARY(FloorRow, round_down(x))
 PLIMSOLL_UNARY(RoundRow, round_to_even(x))
-PLIMSOLL_UNARY(NotRow, x == zero() ? one() : zero())
-PLIMSOLL_BINARY(LeakyReluRows, x > zero() ? x : y * x)
-PLIMSOLL_BINARY(EluRows, x > zero() ? x : y * exponential_minus_one(x))
+PLIMSOLL_UNARY(NotRow, choose(x == zero(), one(), zero()))
+PLIMSOLL_BINARY(LeakyReluRows, choose(x > zero(), x, y * x))
+PLIMSOLL_BINARY(EluRows, choose(x > zero(), x, y * exponential_minus_one(x)))
 PLIMSOLL_TERNARY(ClampRows, between(x, y, z))
-PLIMSOLL_TERNARY(WhereRows, x != zero() ? y : z)
+PLIMSOLL_TERNARY(WhereRows, choose(x != zero(), y, z))
 
 #undef PLIMSOLL_UNARY
 #undef PLIMSOLL_BINARY

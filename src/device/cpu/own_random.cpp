@@ -65,10 +65,10 @@ class Dropout : public OwnKernel {
     const int64_t first =
         stream.first + (n * image_.channels + channel) * image_.pixels;  // the draw of lane 0, pixel 0
     if (image_.pixels % 4 == 0 && first % 4 == 0) {
-      const u32x16 lane_counter = kCount * splat(static_cast<uint32_t>(image_.pixels / 4));
+      const u32x16 lane_counter = bits_as<u32x16>(lane_numbers()) * splat(static_cast<uint32_t>(image_.pixels / 4));
       for (int64_t p = 0; p < image_.pixels; p += 4) {
         const Draws draws = draw(stream, splat(static_cast<uint32_t>((first + p) / 4)) + lane_counter);
-        for (int k = 0; k < 4; ++k) put(p + k, kept_bits(draws.word[k], threshold_));
+        for (int k = 0; k < 4; ++k) put(p + k, bits_at_least(draws.word[k], threshold_));
       }
       return;
     }
@@ -81,8 +81,8 @@ class Dropout : public OwnKernel {
       }
       const Draws draws = draw(stream, index);
       u32x16 mine = draws.word[0];
-      for (uint32_t k = 1; k < 4; ++k) mine = word == splat(k) ? draws.word[k] : mine;
-      put(p, kept_bits(mine, threshold_));
+      for (uint32_t k = 1; k < 4; ++k) mine = choose(word == splat(k), draws.word[k], mine);
+      put(p, bits_at_least(mine, threshold_));
     }
   }
 

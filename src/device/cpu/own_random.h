@@ -28,23 +28,6 @@ class DrawnStream {
   int64_t count_;
 };
 
-// The high and low halves of the products of 32-bit lanes.
-PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
-#ifdef __AVX512F__
-  const __m512i factor = _mm512_set1_epi64(m), lanes = __m512i(a);
-  const __m512i even = _mm512_mul_epu32(lanes, factor);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(lanes, 32), factor);
-  high = u32x16(_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd));
-  low = u32x16(_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)));
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t product = uint64_t{a[i]} * m;
-    high[i] = static_cast<uint32_t>(product >> 32);
-    low[i] = static_cast<uint32_t>(product);
-  }
-#endif
-}
-
 struct Draws {
   u32x16 word[4];
 };
@@ -67,17 +50,6 @@ PLIMSOLL_INLINE Draws draw(const RandomStream& stream, u32x16 index) {
   return {{c0, c1, c2, c3}};
 }
 
-// Bit i: lane i is at least `threshold`.
-PLIMSOLL_INLINE uint32_t kept_bits(u32x16 draws, uint32_t threshold) {
-#ifdef __AVX512F__
-  return _mm512_cmp_epu32_mask(__m512i(draws), _mm512_set1_epi32(static_cast<int>(threshold)), _MM_CMPINT_NLT);
-#else
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(draws[i] >= threshold) << i;
-  return bits;
-#endif
-}
-
 // Moves bit i to bit 4 i.
 PLIMSOLL_INLINE uint64_t spread(uint64_t bits) {
   bits = (bits | bits << 24) & 0x000000FF000000FF;
@@ -86,12 +58,10 @@ PLIMSOLL_INLINE uint64_t spread(uint64_t bits) {
   return (bits | bits << 3) & 0x1111111111111111;
 }
 
-inline constexpr u32x16 kCount{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 PLIMSOLL_INLINE uint64_t kept_bits_of_blocks(const RandomStream& stream, int64_t block, uint32_t threshold) {
-  const Draws draws = draw(stream, splat(static_cast<uint32_t>(block)) + kCount);
+  const Draws draws = draw(stream, splat(static_cast<uint32_t>(block)) + bits_as<u32x16>(lane_numbers()));
   uint64_t kept = 0;
-  for (int k = 0; k < 4; ++k) kept |= spread(kept_bits(draws.word[k], threshold)) << k;
+  for (int k = 0; k < 4; ++k) kept |= spread(bits_at_least(draws.word[k], threshold)) << k;
   return kept;
 }
 // Bit k: element i + k keeps its value.

@@ -199,7 +199,7 @@ class RecurrentBackward final : public RecurrentKernel {
         }
         case Cell::relu: {
           const f32x16 h = load(input(at_.y) + at * width + j, n);
-          store(dx + j, h > splat(0.0f) ? d : splat(0.0f), n);
+          store(dx + j, choose(h > splat(0.0f), d, splat(0.0f)), n);
           store(dh + j, splat(0.0f), n);
           break;
         }

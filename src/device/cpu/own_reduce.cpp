@@ -36,12 +36,12 @@ struct SumOf {
 };
 struct LargestOf {
   static constexpr float kStart = -__builtin_inff();
-  PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return b > a || b != b ? b : a; }
+  PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return choose((b > a) | (b != b), b, a); }
   static double join(double a, double b) { return b > a || b != b ? b : a; }
 };
 struct SmallestOf {
   static constexpr float kStart = __builtin_inff();
-  PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return b < a || b != b ? b : a; }
+  PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return choose((b < a) | (b != b), b, a); }
   static double join(double a, double b) { return b < a || b != b ? b : a; }
 };
 

@@ -288,9 +288,9 @@ class AdaptiveMax final : public OwnKernel {
     for (int64_t h = rows.first; h < rows.last; ++h) {
       for (int64_t at = h * x_.w + columns.first; at < h * x_.w + columns.last; ++at) {
         const f32x16 v = load(x + at * x_.run, n);
-        const i32x16 wins = i32x16(v > most) | i32x16(v != v);
-        most = bits_as<f32x16>(i32x16((bits_as<i32x16>(v) & wins) | (bits_as<i32x16>(most) & ~wins)));
-        best = (splat(static_cast<int32_t>(at)) & wins) | (best & ~wins);
+        const i32x16 wins = (v > most) | (v != v);
+        most = choose(wins, v, most);
+        best = choose(wins, splat(static_cast<int32_t>(at)), best);
       }
     }
     store(output(0) + to, most, n);

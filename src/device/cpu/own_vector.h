@@ -1,5 +1,5 @@
-// Sixteen floats at once. Written with the compilers' vector types, which become AVX-512, or two AVX2, or four SSE
-// registers; intrinsics stand only where a type cannot say it. Loads and stores take any alignment.
+// Sixteen floats at once. With AVX-512 that is one register, by the compilers' vector types; else two of eight (own_halves.h). Intrinsics
+// stand only where a type cannot say it. Loads and stores take any alignment.
 //
 // A count is either kAll, known when compiled, or an int below 16: the lanes from the first on that exist. Loads give
 // zeros in the others.
@@ -9,8 +9,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
-#ifdef __AVX512F__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -18,106 +19,40 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define PLIMSOLL_INLINE inline __attribute__((always_inline))
+#define PLIMSOLL_INLINED __attribute__((always_inline))  // of a lambda in an inner loop
 
 namespace plimsoll::cpu {
-
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
 
 inline constexpr int64_t kLanes = 16;
 using All = std::integral_constant<int, 16>;
 inline constexpr All kAll{};
 
-PLIMSOLL_INLINE f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-PLIMSOLL_INLINE i32x16 splat(int32_t x) { return i32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-PLIMSOLL_INLINE u32x16 splat(uint32_t x) { return u32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
 
-template <class To, class From>
-PLIMSOLL_INLINE To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-PLIMSOLL_INLINE f32x16 load(const float* from, All = kAll) {
-  f32x16 v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-PLIMSOLL_INLINE void store(float* to, f32x16 v, All = kAll) { std::memcpy(to, &v, sizeof v); }
+}  // namespace plimsoll::cpu
 
 #ifdef __AVX512F__
-PLIMSOLL_INLINE __mmask16 first_bits(int count) { return static_cast<__mmask16>((1u << count) - 1); }
-PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
-  return f32x16(_mm512_maskz_loadu_ps(first_bits(count), from));
-}
-PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { _mm512_mask_storeu_ps(to, first_bits(count), __m512(v)); }
-// Zero in the lanes from `count` on.
-PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
-  return f32x16(_mm512_maskz_mov_ps(first_bits(count), __m512(v)));
-}
-// Past the caches; `to` is 64-byte aligned. Needs finish_streaming before another thread reads.
-PLIMSOLL_INLINE void stream(float* to, f32x16 v) { _mm512_stream_ps(to, __m512(v)); }
-PLIMSOLL_INLINE void finish_streaming() { _mm_sfence(); }
-// Bit i: lane i is greater than zero.
-PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) {
-  return _mm512_cmp_ps_mask(__m512(v), _mm512_setzero_ps(), _CMP_GT_OQ);
-}
-// The lanes whose bit is set, zero in the others.
-PLIMSOLL_INLINE f32x16 keep_lanes(uint32_t bits, f32x16 v) {
-  return f32x16(_mm512_maskz_mov_ps(static_cast<__mmask16>(bits), __m512(v)));
-}
-// Masked, since GCC 12 warns of what the others leave undefined.
-PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return f32x16(_mm512_maskz_sqrt_ps(0xffff, __m512(v))); }
+#include "device/cpu/own_whole.h"
 #else
-PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
-  f32x16 v{};
-  std::memcpy(&v, from, count * sizeof(float));
-  return v;
-}
-PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { std::memcpy(to, &v, count * sizeof(float)); }
-PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
-  for (int i = count; i < kLanes; ++i) v[i] = 0;
-  return v;
-}
-PLIMSOLL_INLINE void stream(float* to, f32x16 v) { store(to, v); }
-PLIMSOLL_INLINE void finish_streaming() {}
-PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(v[i] > 0) << i;
-  return bits;
-}
-PLIMSOLL_INLINE f32x16 keep_lanes(uint32_t bits, f32x16 v) {
-  const u32x16 bit = splat(1u) << u32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const i32x16 kept = i32x16((splat(bits) & bit) != 0u);
-  return bits_as<f32x16>(i32x16(bits_as<i32x16>(v) & kept));
-}
-PLIMSOLL_INLINE f32x16 square_root(f32x16 v) {
-  for (int i = 0; i < kLanes; ++i) v[i] = std::sqrt(v[i]);
-  return v;
-}
+#include "device/cpu/own_halves.h"
 #endif
+
+namespace plimsoll::cpu {
+
 PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, All) { return v; }
 // `other` in the lanes from `count` on.
 PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, int count, float other) {
-  const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return lane < splat(static_cast<int32_t>(count)) ? v : splat(other);
+  return choose(lane_numbers() < splat(static_cast<int32_t>(count)), v, splat(other));
 }
 PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, All, float) { return v; }
 
-PLIMSOLL_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }  // b where either is not a number
-PLIMSOLL_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
-PLIMSOLL_INLINE f32x16 relu(f32x16 v) { return v <= splat(0.0f) ? splat(0.0f) : v; }  // keeps what is not a number
+PLIMSOLL_INLINE f32x16 relu(f32x16 v) { return choose(v <= splat(0.0f), splat(0.0f), v); }  // keeps what is not a number
 
 // Lanes i and i + 8 together, then i and i + 4, and so on.
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef float f32x4 __attribute__((vector_size(16)));
 template <class Join>
 PLIMSOLL_INLINE float join_lanes(f32x16 v, const Join& join) {
-  const f32x8 eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
-                           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  const f32x8 eight = join(low_half(v), high_half(v));
   const f32x4 four =
       join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
   const f32x4 two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
@@ -162,7 +97,7 @@ PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
 // The same, but 0 below -87: of scores that are masked by minus infinity.
 PLIMSOLL_INLINE f32x16 exponential_or_zero(f32x16 x) {
   const f32x16 e = exponential(x);
-  return x < splat(-87.0f) ? splat(0.0f) : e;
+  return choose(x < splat(-87.0f), splat(0.0f), e);
 }
 
 PLIMSOLL_INLINE f32x16 sigmoid(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
@@ -178,19 +113,19 @@ PLIMSOLL_INLINE f32x16 hyperbolic_tangent(f32x16 x) {
   p = p * s + splat(1.33314422036e-1f);
   p = p * s + splat(-3.33332819422e-1f);
   const f32x16 near = p * s * x + x;
-  return magnitude < splat(0.625f) ? near : (x < splat(0.0f) ? -far : far);
+  return choose(magnitude < splat(0.625f), near, choose(x < splat(0.0f), -far, far));
 }
 
 // As std::exp: infinity above 88.7, and 0 below -86.6, where the numbers are hardly normal ones.
 PLIMSOLL_INLINE f32x16 natural_exponential(f32x16 x) {
   const f32x16 y = scaled_exponential(minimum(splat(88.73f), maximum(splat(-86.6f), x)), 126u) * splat(2.0f);
-  return x > splat(88.72284f) ? splat(__builtin_inff()) : (x < splat(-86.6f) ? splat(0.0f) : y);
+  return choose(x > splat(88.72284f), splat(__builtin_inff()), choose(x < splat(-86.6f), splat(0.0f), y));
 }
 
 // As std::log; relative error below 3e-7 beside 1, absolute below 1e-7 near it.
 PLIMSOLL_INLINE f32x16 natural_logarithm(f32x16 x) {
-  const i32x16 tiny = i32x16(x < splat(1.17549435e-38f));
-  const f32x16 scaled = tiny != 0 ? x * splat(8388608.0f) : x;      // 2^23
+  const i32x16 tiny = x < splat(1.17549435e-38f);
+  const f32x16 scaled = choose(tiny, x * splat(8388608.0f), x);     // 2^23
   const i32x16 bits = bits_as<i32x16>(scaled) - splat(0x3f3504f3);  // of sqrt(1/2)
   const i32x16 exponent = bits >> 23;
   const f32x16 m = bits_as<f32x16>((bits & splat(0x007fffff)) + splat(0x3f3504f3));  // in [sqrt(1/2), sqrt(2))
@@ -204,19 +139,19 @@ PLIMSOLL_INLINE f32x16 natural_logarithm(f32x16 x) {
   p = p * r + splat(2.000071575e-1f);
   p = p * r + splat(-2.499999696e-1f);
   p = p * r + splat(3.333333118e-1f);
-  const f32x16 n = __builtin_convertvector(exponent, f32x16) - (tiny != 0 ? splat(23.0f) : splat(0.0f));
+  const f32x16 n = to_float(exponent) - choose(tiny, splat(23.0f), splat(0.0f));
   f32x16 y = r * r * (r * p) + (n * splat(-2.12194440e-4f) - r * r * splat(0.5f)) + r;
   y += n * splat(0.693359375f);
-  y = x == splat(__builtin_inff()) ? x : y;
-  y = x == splat(0.0f) ? splat(-__builtin_inff()) : y;
-  return x < splat(0.0f) || x != x ? splat(__builtin_nanf("")) : y;
+  y = choose(x == splat(__builtin_inff()), x, y);
+  y = choose(x == splat(0.0f), splat(-__builtin_inff()), y);
+  return choose((x < splat(0.0f)) | (x != x), splat(__builtin_nanf("")), y);
 }
 
 // log(1 + x) and exp(x) - 1, exact to some roundings near 0 too: what was lost in the sum is known from it.
 PLIMSOLL_INLINE f32x16 logarithm_of_one_plus(f32x16 x) {
   const f32x16 u = splat(1.0f) + x, lost = u - splat(1.0f);
   const f32x16 y = natural_logarithm(u);
-  return u == splat(1.0f) ? x : (u == splat(__builtin_inff()) ? u : y * (x / lost));
+  return choose(u == splat(1.0f), x, choose(u == splat(__builtin_inff()), u, y * (x / lost)));
 }
 PLIMSOLL_INLINE f32x16 exponential_minus_one(f32x16 x) {
   const f32x16 far = natural_exponential(x) - splat(1.0f);
@@ -228,7 +163,7 @@ PLIMSOLL_INLINE f32x16 exponential_minus_one(f32x16 x) {
   p = p * x + splat(1.6666667e-1f);
   p = p * x + splat(0.5f);
   const f32x16 near = p * x * x + x;
-  return maximum(-x, x) < splat(0.5f) ? near : far;
+  return choose(maximum(-x, x) < splat(0.5f), near, far);
 }
 
 // As std::erf; absolute error below 1.5e-7, relative too.
@@ -252,8 +187,8 @@ PLIMSOLL_INLINE f32x16 error_function(f32x16 x) {
   q = q * magnitude + splat(-1.130233435f);
   q = q * magnitude + splat(3.201380530e-4f);
   const f32x16 far = splat(1.0f) - exponential(q);
-  const f32x16 y = magnitude < splat(1.0f) ? p * x : (x < splat(0.0f) ? -far : far);
-  return x != x ? x : y;
+  const f32x16 y = choose(magnitude < splat(1.0f), p * x, choose(x < splat(0.0f), -far, far));
+  return choose(x != x, x, y);
 }
 
 // As std::sin, or std::cos; absolute error below 1.2e-7 up to 8192, in double precision beyond.
@@ -276,7 +211,7 @@ PLIMSOLL_INLINE f32x16 sine_or_cosine(f32x16 x) {
   q = q * s + splat(-1.388888767e-3f);
   q = q * s + splat(4.166666666e-2f);
   const f32x16 sine = p * s * r + r, cosine = q * s * s - splat(0.5f) * s + splat(1.0f);
-  const f32x16 y = (quarter & splat(1u)) != 0u ? cosine : sine;
+  const f32x16 y = choose((quarter & splat(1u)) != splat(0u), cosine, sine);
   f32x16 result = bits_as<f32x16>(bits_as<u32x16>(y) ^ ((quarter & splat(2u)) << splat(30u)));
   if (largest_lane(maximum(-x, x)) <= 8192.0f) return result;  // false where a lane is not a number
   for (int i = 0; i < kLanes; ++i) {
@@ -289,35 +224,20 @@ PLIMSOLL_INLINE f32x16 sine_or_cosine(f32x16 x) {
 // As std::atan; relative error below 2.5e-7.
 PLIMSOLL_INLINE f32x16 arc_tangent(f32x16 x) {
   const f32x16 magnitude = maximum(-x, x);
-  const i32x16 steep = i32x16(magnitude > splat(2.41421356f)), slanted = i32x16(magnitude > splat(0.41421356f));
+  const i32x16 steep = magnitude > splat(2.41421356f), slanted = magnitude > splat(0.41421356f);
   // Less a quarter or an eighth of a turn, by the tangent of a difference.
-  const f32x16 above = steep != 0 ? splat(-1.0f) : magnitude - splat(1.0f);
-  const f32x16 below = steep != 0 ? magnitude : magnitude + splat(1.0f);
-  const f32x16 z = slanted != 0 ? above / below : magnitude;
-  const f32x16 turned = steep != 0 ? splat(1.57079637f) : (slanted != 0 ? splat(0.785398185f) : splat(0.0f));
+  const f32x16 above = choose(steep, splat(-1.0f), magnitude - splat(1.0f));
+  const f32x16 below = choose(steep, magnitude, magnitude + splat(1.0f));
+  const f32x16 z = choose(slanted, above / below, magnitude);
+  const f32x16 turned = choose(steep, splat(1.57079637f), choose(slanted, splat(0.785398185f), splat(0.0f)));
   const f32x16 s = z * z;
   f32x16 p = splat(8.05374449538e-2f);
   p = p * s + splat(-1.38776856032e-1f);
   p = p * s + splat(1.99777106478e-1f);
   p = p * s + splat(-3.33329491539e-1f);
   const f32x16 y = p * s * z + z + turned;
-  return x != x ? x : (x < splat(0.0f) ? -y : y);
+  return choose(x != x, x, choose(x < splat(0.0f), -y, y));
 }
-
-// The whole number below, and the nearest one, halves to the even neighbour.
-#ifdef __AVX512F__
-PLIMSOLL_INLINE f32x16 round_down(f32x16 v) { return f32x16(_mm512_maskz_roundscale_ps(0xffff, __m512(v), 0x09)); }
-PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) { return f32x16(_mm512_maskz_roundscale_ps(0xffff, __m512(v), 0x08)); }
-#else
-PLIMSOLL_INLINE f32x16 round_down(f32x16 v) {
-  for (int i = 0; i < kLanes; ++i) v[i] = std::floor(v[i]);
-  return v;
-}
-PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) {
-  for (int i = 0; i < kLanes; ++i) v[i] = std::nearbyint(v[i]);
-  return v;
-}
-#endif
 
 // Bits of storage elements [i, i + count) of a mask, from bit 0 on. The first form wants i to be a multiple of 8, and
 // count to be 16 or 8.

@@ -18,8 +18,10 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
-constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
-constexpr int64_t kLeastStep = 256;             // it is found to this part of it
+constexpr int kLeastRuns = 16;                  // budgets that are asked for the least
+constexpr int64_t kEffortOfLeast = 20;          // each gets this part of the effort
+constexpr double kFirstStep = 0.25,
+                 kLastStep = 1.0 / 256;  // parts of what is known to be enough, by which the next is less
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
               kManyRunSearches = 16;  // within less and less, where offsets need more than the budget
 constexpr size_t kStepsPlacedWell = 1500;
@@ -239,20 +241,22 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
   within.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
   within.least_memory = false;
   within.only_to_fit = true;
-  within.run_effort = input.run_effort / kLeastRuns / 2;
+  within.run_effort = input.run_effort / kEffortOfLeast;
   std::optional<Plan> best;
-  Bytes low{least_live(*within.timeline, false) - 1};  // nothing is found with so much
+  const Bytes least{least_live(*within.timeline, false)};
   if (below.count == INT64_MAX) below = {RunSet(*within.timeline, INT64_MAX).peak()};
-  for (int i = 0; i < kLeastRuns; ++i) {
+  // A search for much less than is known to be enough may find nothing where one that comes from there does.
+  double step = kFirstStep;
+  for (int i = 0; i < kLeastRuns && step >= kLastStep; ++i) {
     const Bytes high = best ? best->arena : below;
-    if (high.count - low.count <= high.count / kLeastStep) break;
-    within.budget = {low.count + (high.count - low.count) / 2};
-    PlanOrInfeasible answer = RunPlanner(within, false).plan(nullptr);
+    if (high - least <= Bytes{static_cast<int64_t>(kLastStep * static_cast<double>(high.count))}) break;
+    within.budget = std::max(least, Bytes{static_cast<int64_t>((1 - step) * static_cast<double>(high.count))});
+    PlanOrInfeasible answer = RunPlanner(within, false).plan(best ? &*best : nullptr);
     if (Plan* plan = std::get_if<Plan>(&answer)) {
       best = std::move(*plan);
       best->budget = input.budget;
     } else {
-      low = within.budget;
+      step /= 2;
     }
   }
   return best;
