@@ -25,7 +25,7 @@ inline constexpr int kMostVectors = 4;
 constexpr int rows_of(int vectors) { return vectors > 2 ? 6 : 8; }
 #else
 inline constexpr int kMostVectors = 1;
-constexpr int rows_of(int) { return 4; }
+constexpr int rows_of(int) { return 6; }
 #endif
 
 // The last vector has `tail` columns where kTail.
