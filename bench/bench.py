@@ -1256,11 +1256,11 @@ def options_from(arguments):
     parser.add_argument("--dirty", action="store_true", help="`all` even with uncommitted changes or a program that was not built here; recorded")
     parser.add_argument("--folder", help="where `tight` and `billion` may write")
     parser.add_argument("--problems", metavar="FOLDER", help="planner: these graphs of costs, in shares of their peaks, in place of those that are made")
-    parser.add_argument("--name", help="concurrency, operations: for another machine's results beside this one's")
+    parser.add_argument("--name", help=f"{', '.join(records.NAMED)}: for another machine's results beside this one's")
     options = parser.parse_args(arguments)
     everything = "all" in options.parts
-    if options.name and not set(options.parts) <= {"concurrency", "operations"}:
-        parser.error("--name is for concurrency and operations")
+    if options.name and not set(options.parts) <= set(records.NAMED):
+        parser.error(f"--name is for {', '.join(records.NAMED)}")
     if everything and not (options.torch or options.quick or options.list):
         parser.error("all needs --torch PYTHON; or name the parts")
     if options.quick:

@@ -14,6 +14,7 @@ import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+NAMED = ("peers", "transformers", "concurrency", "operations")  # of which another machine's results may stand beside: bench.py --name
 
 
 def spread(values):

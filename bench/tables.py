@@ -928,7 +928,7 @@ def readme_text(read):
 
 def commits_text(shown):
     """Of which commit each table is: `shown` has titles with their results."""
-    ages = Ages(*(r for _, r in shown))
+    ages = Ages(*(r for _, r in shown if r.bench in [s.bench for s in SECTIONS]))
     rows = []
     for title, r in shown:
         new, old = Ages(r).newest, Ages(r).named(r)
@@ -945,7 +945,7 @@ def pages_from(folder, to):
     for s in SECTIONS:
         if s.bench == "largest":
             texts.append(gpu(folder))
-        for bench in [s.bench, *sorted(p.stem for p in folder.glob(f"{s.bench}-*.json") if s.bench in ("concurrency", "operations"))]:
+        for bench in [s.bench, *sorted(p.stem for p in folder.glob(f"{s.bench}-*.json") if s.bench in records.NAMED)]:
             results = read(bench)
             if results.cases:
                 place = bench[len(s.bench) + 1:]

@@ -49,7 +49,9 @@ PLIMSOLL_INLINE f32x16 power_of_two(f32x16 x) {
   p = p * r + splat(1.0f);
   return bits_as<f32x16>(bits_as<u32x16>(p) + (bits_as<u32x16>(shifted) << splat(23u)));
 }
-PLIMSOLL_INLINE f32x16 zero_where_masked(f32x16 score, f32x16 v) { return choose(score == splat(kMasked), splat(0.0f), v); }
+PLIMSOLL_INLINE f32x16 zero_where_masked(f32x16 score, f32x16 v) {
+  return choose(score == splat(kMasked), splat(0.0f), v);
+}
 
 inline Attention attention_of(const Graph& graph, const Op& op) {
   std::vector<const Tensor*> tensors;

@@ -24,7 +24,9 @@ void for_each_vector(int64_t elements, int parts, const Body& body) {
 
 struct Relu {
   PLIMSOLL_INLINE static f32x16 forward(f32x16 x, f32x16) { return relu(x); }
-  PLIMSOLL_INLINE static f32x16 backward(f32x16 dy, f32x16 y, f32x16) { return choose(y > splat(0.0f), dy, splat(0.0f)); }
+  PLIMSOLL_INLINE static f32x16 backward(f32x16 dy, f32x16 y, f32x16) {
+    return choose(y > splat(0.0f), dy, splat(0.0f));
+  }
 };
 struct LeakyRelu {
   PLIMSOLL_INLINE static f32x16 forward(f32x16 x, f32x16 slope) { return choose(x > splat(0.0f), x, slope * x); }

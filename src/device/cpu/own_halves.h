@@ -7,29 +7,40 @@ namespace plimsoll::cpu {
 template <class T>
 struct Halves {
   typedef T Half __attribute__((vector_size(32)));
-  using Mask = Halves<int32_t>;
-  Half low{}, high{};
+  Half low, high;
 
   PLIMSOLL_INLINE T operator[](int64_t lane) const { return lane < 8 ? low[lane] : high[lane - 8]; }
   PLIMSOLL_INLINE T& operator[](int64_t lane) { return lane < 8 ? low[lane] : high[lane - 8]; }
-
-#define PLIMSOLL_LANES(op)                                                                    \
-  PLIMSOLL_INLINE friend Halves operator op(const Halves& a, const Halves& b) {               \
-    return {a.low op b.low, a.high op b.high};                                                \
-  }                                                                                           \
-  PLIMSOLL_INLINE Halves& operator op##=(const Halves& b) { return *this = *this op b; }
-  PLIMSOLL_LANES(+) PLIMSOLL_LANES(-) PLIMSOLL_LANES(*) PLIMSOLL_LANES(/)
-  PLIMSOLL_LANES(&) PLIMSOLL_LANES(|) PLIMSOLL_LANES(^) PLIMSOLL_LANES(<<) PLIMSOLL_LANES(>>)
-#undef PLIMSOLL_LANES
-#define PLIMSOLL_COMPARISON(op)                                                              \
-  PLIMSOLL_INLINE friend Mask operator op(const Halves& a, const Halves& b) {                \
-    return {(typename Mask::Half)(a.low op b.low), (typename Mask::Half)(a.high op b.high)}; \
-  }
-  PLIMSOLL_COMPARISON(<) PLIMSOLL_COMPARISON(<=) PLIMSOLL_COMPARISON(>)
-  PLIMSOLL_COMPARISON(>=) PLIMSOLL_COMPARISON(==) PLIMSOLL_COMPARISON(!=)
-#undef PLIMSOLL_COMPARISON
   PLIMSOLL_INLINE Halves operator-() const { return {-low, -high}; }
-  PLIMSOLL_INLINE friend Halves operator>>(const Halves& a, int bits) { return {a.low >> bits, a.high >> bits}; }
+  PLIMSOLL_INLINE Halves operator>>(int bits) const { return {low >> bits, high >> bits}; }
+
+#define PLIMSOLL_OPERATOR(op)                                                 \
+  PLIMSOLL_INLINE friend Halves operator op(const Halves a, const Halves b) { \
+    return {a.low op b.low, a.high op b.high};                                \
+  }                                                                           \
+  PLIMSOLL_INLINE Halves& operator op##=(const Halves b) { return *this = *this op b; }
+  PLIMSOLL_OPERATOR(+);
+  PLIMSOLL_OPERATOR(-);
+  PLIMSOLL_OPERATOR(*);
+  PLIMSOLL_OPERATOR(/);
+  PLIMSOLL_OPERATOR(&);
+  PLIMSOLL_OPERATOR(|);
+  PLIMSOLL_OPERATOR(^);
+  PLIMSOLL_OPERATOR(<<);
+#undef PLIMSOLL_OPERATOR
+
+// A lane of the result is -1 where it holds, else 0.
+#define PLIMSOLL_COMPARISON(op)                                                              \
+  PLIMSOLL_INLINE friend Halves<int32_t> operator op(const Halves a, const Halves b) {       \
+    return {Halves<int32_t>::Half(a.low op b.low), Halves<int32_t>::Half(a.high op b.high)}; \
+  }
+  PLIMSOLL_COMPARISON(<);
+  PLIMSOLL_COMPARISON(<=);
+  PLIMSOLL_COMPARISON(>);
+  PLIMSOLL_COMPARISON(>=);
+  PLIMSOLL_COMPARISON(==);
+  PLIMSOLL_COMPARISON(!=);
+#undef PLIMSOLL_COMPARISON
 };
 using f32x16 = Halves<float>;
 using i32x16 = Halves<int32_t>;
@@ -50,11 +61,12 @@ PLIMSOLL_INLINE i32x16 lane_numbers() {
 template <class To, class From>
 PLIMSOLL_INLINE To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
-  if constexpr (requires { from.low; } && requires(To to) { to.low; }) {
+  if constexpr (
+      requires { from.low; } && requires(To to) { to.low; }) {
     return {(decltype(To::low))(from.low), (decltype(To::high))(from.high)};
   } else {
     To to;
-    std::memcpy(static_cast<void*>(&to), &from, sizeof to);
+    std::memcpy(&to, &from, sizeof to);
     return to;
   }
 }
@@ -112,10 +124,14 @@ PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) {
   _mm256_maskstore_ps(to, __m256i(bits.low), __m256(v.low));
   _mm256_maskstore_ps(to + 8, __m256i(bits.high), __m256(v.high));
 }
-// Past the caches; `to` is 64-byte aligned. Needs finish_streaming before another thread reads.
+// Past the caches; `to` is aligned to what is written. Needs finish_streaming before another thread reads.
+template <class Half>
+PLIMSOLL_INLINE void stream(float* to, Half v) {
+  _mm256_stream_ps(to, __m256(v));
+}
 PLIMSOLL_INLINE void stream(float* to, f32x16 v) {
-  _mm256_stream_ps(to, __m256(v.low));
-  _mm256_stream_ps(to + 8, __m256(v.high));
+  stream(to, v.low);
+  stream(to + 8, v.high);
 }
 PLIMSOLL_INLINE void finish_streaming() { _mm_sfence(); }
 PLIMSOLL_INLINE uint32_t bits_of(i32x16 holds) {
@@ -152,7 +168,10 @@ PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
   return v;
 }
 PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { std::memcpy(to, &v, count * sizeof(float)); }
-PLIMSOLL_INLINE void stream(float* to, f32x16 v) { store(to, v); }
+template <class V>
+PLIMSOLL_INLINE void stream(float* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
 PLIMSOLL_INLINE void finish_streaming() {}
 PLIMSOLL_INLINE uint32_t bits_of(i32x16 holds) {
   uint32_t bits = 0;
@@ -164,9 +183,15 @@ PLIMSOLL_INLINE f32x16 lane_by_lane(f32x16 v, const Function& function) {
   for (int i = 0; i < kLanes; ++i) v[i] = function(v[i]);
   return v;
 }
-PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return lane_by_lane(v, [](float x) { return std::sqrt(x); }); }
-PLIMSOLL_INLINE f32x16 round_down(f32x16 v) { return lane_by_lane(v, [](float x) { return std::floor(x); }); }
-PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) { return lane_by_lane(v, [](float x) { return std::nearbyint(x); }); }
+PLIMSOLL_INLINE f32x16 square_root(f32x16 v) {
+  return lane_by_lane(v, [](float x) { return std::sqrt(x); });
+}
+PLIMSOLL_INLINE f32x16 round_down(f32x16 v) {
+  return lane_by_lane(v, [](float x) { return std::floor(x); });
+}
+PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) {
+  return lane_by_lane(v, [](float x) { return std::nearbyint(x); });
+}
 PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
   for (int i = 0; i < kLanes; ++i) {
     const uint64_t product = uint64_t{a[i]} * m;
@@ -195,7 +220,8 @@ template <int kFirst>
 PLIMSOLL_INLINE f32x8 window(f32x8 a, f32x8 b) {
   return [&]<int... kLane>(std::integer_sequence<int, kLane...>) PLIMSOLL_INLINED {
     return __builtin_shufflevector(a, b, (kFirst + kLane)...);
-  }(std::make_integer_sequence<int, 8>{});
+  }
+  (std::make_integer_sequence<int, 8>{});
 }
 template <int kFirst>
 PLIMSOLL_INLINE f32x16 window(f32x16 a, f32x16 b) {
@@ -217,7 +243,8 @@ PLIMSOLL_INLINE void swap_blocks(f32x16& a, f32x16& b) {
         const f32x8 first = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 8 + kLane - kWidth : kLane)...);
         b = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 8 + kLane : kLane + kWidth)...);
         a = first;
-      }(std::make_integer_sequence<int, 8>{});
+      }
+      (std::make_integer_sequence<int, 8>{});
     };
     swap_in(a.low, b.low);
     swap_in(a.high, b.high);

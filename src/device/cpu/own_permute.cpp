@@ -17,7 +17,12 @@
 namespace plimsoll::cpu {
 namespace {
 
-// Vectors of a tile's row: 64 bytes, of bytes 16, since a tile is square and has to stay in registers.
+// Vectors of a tile's row: a register, of bytes 16, since a tile is square and has to stay in registers.
+#ifdef __AVX512F__
+constexpr int kRegister = 64;
+#else
+constexpr int kRegister = 32;
+#endif
 template <class T>
 struct TileRow;
 template <>
@@ -26,11 +31,11 @@ struct TileRow<uint8_t> {
 };
 template <>
 struct TileRow<uint32_t> {
-  typedef uint32_t V __attribute__((vector_size(64)));
+  typedef uint32_t V __attribute__((vector_size(kRegister)));
 };
 template <>
 struct TileRow<uint64_t> {
-  typedef uint64_t V __attribute__((vector_size(64)));
+  typedef uint64_t V __attribute__((vector_size(kRegister)));
 };
 template <class T>
 inline constexpr int64_t kTileSide = sizeof(typename TileRow<T>::V) / sizeof(T);
@@ -67,8 +72,8 @@ PLIMSOLL_INLINE void move_tile(const T* from, int64_t from_row, T* to, int64_t t
   for (int64_t i = 0; i < n; ++i) std::memcpy(&rows[i], from + i * from_row, sizeof rows[i]);
   turn_tile<T>(rows);
   for (int64_t i = 0; i < n; ++i) {
-    if constexpr (kPastCaches && sizeof rows[i] == sizeof(f32x16)) {
-      stream(reinterpret_cast<float*>(to + i * to_row), bits_as<f32x16>(rows[i]));
+    if constexpr (kPastCaches && sizeof rows[i] == kRegister) {
+      stream(reinterpret_cast<float*>(to + i * to_row), rows[i]);
     } else {
       std::memcpy(to + i * to_row, &rows[i], sizeof rows[i]);
     }

@@ -124,8 +124,8 @@ PLIMSOLL_UNARY(SignRow, choose(x > zero(), one(), choose(x < zero(), splat(-1.0f
 PLIMSOLL_UNARY(FloorRow, round_down(x))
 PLIMSOLL_UNARY(RoundRow, round_to_even(x))
 PLIMSOLL_UNARY(NotRow, choose(x == zero(), one(), zero()))
-PLIMSOLL_BINARY(LeakyReluRows, choose(x > zero(), x, y * x))
-PLIMSOLL_BINARY(EluRows, choose(x > zero(), x, y * exponential_minus_one(x)))
+PLIMSOLL_BINARY(LeakyReluRows, choose(x > zero(), x, y* x))
+PLIMSOLL_BINARY(EluRows, choose(x > zero(), x, y* exponential_minus_one(x)))
 PLIMSOLL_TERNARY(ClampRows, between(x, y, z))
 PLIMSOLL_TERNARY(WhereRows, choose(x != zero(), y, z))
 

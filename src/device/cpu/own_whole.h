@@ -49,8 +49,11 @@ PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { _mm512_mask_storeu_
 PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
   return f32x16(_mm512_maskz_mov_ps(first_bits(count), __m512(v)));
 }
-// Past the caches; `to` is 64-byte aligned. Needs finish_streaming before another thread reads.
-PLIMSOLL_INLINE void stream(float* to, f32x16 v) { _mm512_stream_ps(to, __m512(v)); }
+// Past the caches; `to` is aligned to what is written. Needs finish_streaming before another thread reads.
+template <class V>
+PLIMSOLL_INLINE void stream(float* to, V v) {
+  _mm512_stream_ps(to, __m512(v));
+}
 PLIMSOLL_INLINE void finish_streaming() { _mm_sfence(); }
 
 // Bit i: lane i is greater than zero, or at least `least`.
@@ -94,7 +97,8 @@ template <int kFirst>
 PLIMSOLL_INLINE f32x16 window(f32x16 a, f32x16 b) {
   return [&]<int... kLane>(std::integer_sequence<int, kLane...>) PLIMSOLL_INLINED {
     return __builtin_shufflevector(a, b, (kFirst + kLane)...);
-  }(std::make_integer_sequence<int, 16>{});
+  }
+  (std::make_integer_sequence<int, 16>{});
 }
 
 // Blocks of kWidth lanes: the second ones of a change places with the first ones of b.
@@ -104,7 +108,8 @@ PLIMSOLL_INLINE void swap_blocks(f32x16& a, f32x16& b) {
     const f32x16 first = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane - kWidth : kLane)...);
     b = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane : kLane + kWidth)...);
     a = first;
-  }(std::make_integer_sequence<int, 16>{});
+  }
+  (std::make_integer_sequence<int, 16>{});
 }
 
 }  // namespace plimsoll::cpu

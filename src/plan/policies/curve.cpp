@@ -31,8 +31,7 @@ constexpr double kMostComputed = 3;  // times that of a step where nothing runs 
 
 class CurvePlanner::Search {
  public:
-  explicit Search(const PolicyInput& input)
-      : input_(input), timeline_(make_timeline(input)), scheduler_(timeline_) {}
+  explicit Search(const PolicyInput& input) : input_(input), timeline_(make_timeline(input)), scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     if (std::optional<Plan> plan = input_.first_that_fits ? plan_extreme() : std::nullopt) return *std::move(plan);
@@ -375,7 +374,8 @@ class CurvePlanner::Search {
   }
 
   void add_extreme(const Extreme& extreme) {
-    if (std::optional<TradeoffPoint> point = point_of(everything_out(input_, timeline_, extreme), scheduler_, schedule_))
+    if (std::optional<TradeoffPoint> point =
+            point_of(everything_out(input_, timeline_, extreme), scheduler_, schedule_))
       points_.push_back(*std::move(point));
   }
 

@@ -10,8 +10,8 @@
 
 namespace plimsoll {
 
-inline constexpr size_t kManySteps = 20'000;      // a search over them would take minutes
-inline constexpr double kRounding = 1 - 1e-9;     // of sums in another order
+inline constexpr size_t kManySteps = 20'000;   // a search over them would take minutes
+inline constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
 inline bool may_be_faster(double bound_ms, double ms) { return bound_ms < kAnyTime && bound_ms * kRounding < ms; }
 inline Bytes more_than(Bytes bytes) { return {bytes.count == INT64_MAX ? bytes.count : bytes.count + 1}; }
