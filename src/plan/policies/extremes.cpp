@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "plan/simulate.h"
 #include "plan/tier_room.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
