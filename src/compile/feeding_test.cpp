@@ -31,7 +31,7 @@ class FeedingChoice : public ::testing::Test {
   }
 
   const Network network_ = build_model("lenet", kInput);
-  const std::unique_ptr<Device> device_ = open_device("cpu", 1);
+  const std::unique_ptr<Device> device_ = open_device("k40c");  // of known kernels, whatever the machine has
 };
 
 TEST_F(FeedingChoice, IsAboveAPlanThatLeavesRoomForIt) {

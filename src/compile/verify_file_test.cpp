@@ -30,6 +30,7 @@ const std::map<std::string, std::string_view> kHarmless{
     {"/plan/policy", "told to people"},
     {"/plan/placement", "told to people"},
     {"/plan/steps/*/kernel", "another kernel of the device that needs no more workspace computes the same"},
+    {"/plan/steps/*/workspace", "more than the kernel needs, within the bytes that are booked for it"},
     {"/plan/steps/*/threads", "any number of threads computes the same; what the step takes is said by its time"},
     {"/plan/stays/*/tensor", "two tensors of one size and one life change places"},
     {"/plan/stays/*/offset", "other bytes of the arena that are free meanwhile"},

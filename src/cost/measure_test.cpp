@@ -137,13 +137,13 @@ TEST(Estimate, RowMajorWeightsAreSlowForFewRows) {
     return least_ms(one, one.add_op(type, "fc", "fc", {x, w}), LayoutFamily::plain,
                     [&](const KernelSpec& spec) {
                       return spec.algorithm == Algorithm::gemm && (spec.name == "x64:gemm:jit") == turns;
-                    })
-        .value();
+                    });
   };
   const char *forward = "FullyConnectedForward", *data = "FullyConnectedBackwardData";
-  EXPECT_GT(ms(64, forward, true), 2 * ms(64, forward, false));
-  EXPECT_LT(ms(1024, forward, true), 2 * ms(1024, forward, false));
-  EXPECT_EQ(ms(64, data, true), ms(64, data, false));
+  if (!ms(64, data, false)) GTEST_SKIP() << "without AVX-512 oneDNN has one kernel for these";
+  EXPECT_GT(ms(64, forward, true).value(), 2 * ms(64, forward, false).value());
+  EXPECT_LT(ms(1024, forward, true).value(), 2 * ms(1024, forward, false).value());
+  EXPECT_EQ(ms(64, data, true).value(), ms(64, data, false).value());
 }
 
 TEST(Estimate, AKnownCostIsTakenInstead) {

@@ -18,7 +18,7 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
-constexpr int kLeastRuns = 16;                  // budgets that are asked for the least
+constexpr int kLeastRuns = 12;                  // budgets that are asked for the least
 constexpr int64_t kEffortOfLeast = 20;          // each gets this part of the effort
 constexpr double kFirstStep = 0.25,
                  kLastStep = 1.0 / 256;  // parts of what is known to be enough, by which the next is less
