@@ -264,7 +264,7 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
         off += (got[i] - wanted[i]) * (got[i] - wanted[i]);
         size += wanted[i] * wanted[i];
       }
-      EXPECT_LT(std::sqrt(off), 1e-3 * std::sqrt(size) + 1e-4) << name;
+      EXPECT_LT(std::sqrt(off), 2e-3 * std::sqrt(size) + 1e-4) << name;
       statistics += name.find("running_") != std::string::npos;
     }
     EXPECT_EQ(statistics, 38);

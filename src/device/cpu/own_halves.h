@@ -7,10 +7,11 @@ namespace plimsoll::cpu {
 template <class T>
 struct Halves {
   typedef T Half __attribute__((vector_size(32)));
+  typedef T Lane __attribute__((may_alias));  // some compilers have no references to a lane
   Half low, high;
 
   PLIMSOLL_INLINE T operator[](int64_t lane) const { return lane < 8 ? low[lane] : high[lane - 8]; }
-  PLIMSOLL_INLINE T& operator[](int64_t lane) { return lane < 8 ? low[lane] : high[lane - 8]; }
+  PLIMSOLL_INLINE Lane& operator[](int64_t lane) { return reinterpret_cast<Lane*>(this)[lane]; }
   PLIMSOLL_INLINE Halves operator-() const { return {-low, -high}; }
   PLIMSOLL_INLINE Halves operator>>(int bits) const { return {low >> bits, high >> bits}; }
 
