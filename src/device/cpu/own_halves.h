@@ -206,6 +206,14 @@ PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
 PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) { return bits_of(v > splat(0.0f)); }
 PLIMSOLL_INLINE uint32_t bits_at_least(u32x16 v, uint32_t least) { return bits_of(v >= splat(least)); }
 
+// A product that is not joined with a sum behind it: compilers choose which of two products they join with their sum.
+PLIMSOLL_INLINE f32x16 rounded(f32x16 v) {
+#ifdef __AVX2__
+  asm("" : "+x"(v.low), "+x"(v.high));
+#endif
+  return v;
+}
+
 PLIMSOLL_INLINE f32x8 low_half(f32x16 v) { return v.low; }
 PLIMSOLL_INLINE f32x8 high_half(f32x16 v) { return v.high; }
 PLIMSOLL_INLINE f32x16 of_halves(f32x8 low, f32x8 high) { return {low, high}; }

@@ -66,7 +66,7 @@ struct ScaledGradient {
   f32x16 scale;
   template <class Count>
   f32x16 at(int64_t i, Count n) const {
-    return scale * load(g + i, n);
+    return rounded(scale * load(g + i, n));  // times one it is the plain gradient, to the bit
   }
 };
 

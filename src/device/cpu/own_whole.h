@@ -82,6 +82,12 @@ PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
   low = u32x16(_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)));
 }
 
+// A product that is not joined with a sum behind it: compilers choose which of two products they join with their sum.
+PLIMSOLL_INLINE f32x16 rounded(f32x16 v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 PLIMSOLL_INLINE f32x8 low_half(f32x16 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
 PLIMSOLL_INLINE f32x8 high_half(f32x16 v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
 PLIMSOLL_INLINE f32x16 of_halves(f32x8 low, f32x8 high) {
