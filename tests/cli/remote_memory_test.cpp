@@ -40,7 +40,7 @@ class RemoteMemoryCli : public MpiCli {
     return run_mpirun(both(ranks, train, servers, serve, mpirun));
   }
   // Flags for less memory than keeping every tensor takes, by the kernels that this machine has.
-  std::string remote(const std::string& ranks = "") const {
+  std::string remote(const std::string& ranks = "") {
     const Outcome made = run(
         "plan resnet20 --data digits --batch 128 --policy liveness --exact --costs estimated --threads 1 --json - " +
         ranks);
