@@ -281,7 +281,9 @@ TEST_F(Trained, ClippingKeepsTheNormAndSaysIt) {
   const Outcome loose = train(base + " --clip-grad-norm 1e6");
   const Outcome tight = train(base + " --clip-grad-norm 0.01");
   ASSERT_EQ(tight.code, 0) << tight.err;
-  EXPECT_EQ(last(free, "done")["weights_sha256"], last(loose, "done")["weights_sha256"]);  // times 1
+  // Times 1; another graph, so some processors run other kernels.
+  const double loss = last(free, "step")["loss"];
+  EXPECT_NEAR(last(loose, "step")["loss"].get<double>(), loss, 1e-5 * loss);
   EXPECT_NE(last(free, "done")["weights_sha256"], last(tight, "done")["weights_sha256"]);
   EXPECT_EQ(last(tight, "done")["weights_sha256"],
             last(train(base + " --clip-grad-norm 0.01"), "done")["weights_sha256"]);

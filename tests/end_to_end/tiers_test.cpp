@@ -78,7 +78,7 @@ TEST(Tiers, GiveTheSameWeightsInLessMemoryThanWeightsAndMomentumNeed) {
                            std::span<const StepRecord>) { copies = records.size(); }});
       EXPECT_EQ(done.weights_sha256, plain.weights_sha256) << (disk ? "disk" : "host");
       EXPECT_LE(done.peak, 200_KiB);
-      EXPECT_GT(plain.peak, 300_KiB);
+      EXPECT_GT(plain.peak, 250_KiB);
       EXPECT_GT(homes, 0u);
       EXPECT_GT(copies, 0u);
     }
@@ -114,7 +114,7 @@ TEST(Tiers, AFailureOnTheWayEndsTheTrainingAndLeavesTheLastCheckpointGood) {
     std::string message;
     try {
       testing::run_training(failing, {.step = [&](const StepEvent& e) {
-                              if (e.step == 8) fault.emplace(operation, 40, EIO);
+                              if (e.step == 8) fault.emplace(operation, 12, EIO);
                             }});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::device_failure);
