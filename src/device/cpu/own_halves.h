@@ -97,8 +97,8 @@ PLIMSOLL_INLINE void store(float* to, f32x16 v, All = kAll) {
   std::memcpy(to, &v.low, sizeof v.low);
   std::memcpy(to + 8, &v.high, sizeof v.high);
 }
-// Zero in the lanes from `count` on.
 PLIMSOLL_INLINE i32x16 first_bits(int count) { return lane_numbers() < splat(static_cast<int32_t>(count)); }
+// Zero in the lanes from `count` on.
 PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
   return bits_as<f32x16>(bits_as<i32x16>(v) & first_bits(count));
 }

@@ -47,9 +47,8 @@ PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, int count, float other) {
 }
 PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, All, float) { return v; }
 
-PLIMSOLL_INLINE f32x16 relu(f32x16 v) {
-  return choose(v <= splat(0.0f), splat(0.0f), v);
-}  // keeps what is not a number
+// Keeps what is not a number.
+PLIMSOLL_INLINE f32x16 relu(f32x16 v) { return choose(v <= splat(0.0f), splat(0.0f), v); }
 
 // Lanes i and i + 8 together, then i and i + 4, and so on.
 template <class Join>
