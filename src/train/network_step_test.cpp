@@ -31,8 +31,8 @@ TrainOptions options_of(const std::string& optimizer) {
   return options;
 }
 
-std::unique_ptr<NetworkStep> open(const Network& network, const TrainOptions& options) {
-  auto result = NetworkStep::open(network, options);
+std::unique_ptr<NetworkStep> open(const Network& network, const TrainOptions& options, Bytes at_least = {}) {
+  auto result = NetworkStep::open(network, options, {}, {}, at_least);
   if (const auto* infeasible = std::get_if<Infeasible>(&result))
     throw Error(ErrorCode::infeasible, to_text(*infeasible));
   return std::get<std::unique_ptr<NetworkStep>>(std::move(result));
@@ -80,7 +80,9 @@ Bytes minimum_of(const std::vector<int64_t>& batches, const TrainOptions& option
 
 struct Case {
   std::string optimizer;
-  double memory;  // of what the batches need at least; 0: all there is
+  // Of what the batches need at least, each by itself; 0: all there is. In layouts of weights that another batch has chosen they
+  // need more, by some 15 %.
+  double memory;
   bool host = false;
 };
 
@@ -94,7 +96,8 @@ TEST_P(Shapes, ShareOneMemoryAndTrainAsStepsOfTheirOwn) {
     options.memory =
         Bytes{static_cast<int64_t>(GetParam().memory * static_cast<double>(minimum_of({9, 6, 2}, options).count))};
   }
-  const auto network = open(network_of(9), options);
+  // The fastest plan of the largest batch may need less than what the others need at least.
+  const auto network = open(network_of(9), options, options.memory.value_or(Bytes{}));
   ASSERT_EQ(std::get<size_t>(network->add_shape(network_of(6))), 1u);
   ASSERT_EQ(std::get<size_t>(network->add_shape(network_of(2))), 2u);
   const std::map<int64_t, size_t> shape_of = {{9, 0}, {6, 1}, {2, 2}};
@@ -109,8 +112,8 @@ TEST_P(Shapes, ShareOneMemoryAndTrainAsStepsOfTheirOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Shapes,
-                         ::testing::Values(Case{"sgd", 0}, Case{"adamw", 0}, Case{"sgd", 1.1}, Case{"adamw", 1.1},
-                                           Case{"sgd", 1.3, true}, Case{"adamw", 1.3, true}),
+                         ::testing::Values(Case{"sgd", 0}, Case{"adamw", 0}, Case{"sgd", 1.4}, Case{"adamw", 1.4},
+                                           Case{"sgd", 1.4, true}, Case{"adamw", 1.4, true}),
                          [](const auto& info) {
                            return info.param.optimizer + (info.param.memory > 0 ? "_tight" : "") +
                                   (info.param.host ? "_host" : "");

@@ -297,12 +297,12 @@ TEST_F(TwoHosts, LearnWhatRanksOfOneHostLearn) {
 
 TEST_F(TwoHosts, ALinkThatIsGoneEndsBothWithinTheTimeoutAndTheCheckpointIsWhole) {
   const std::string file = path("c.safetensors");
-  launcher_ += "--cut-after 4 ";
+  launcher_ += "--cut-after " + file + " ";
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome = run_ranks(
       2, kShort + std::string("--epochs 1000000 --batch 32 --timeout 3 --checkpoint-every 20 --checkpoint ") + file);
   EXPECT_NE(outcome.code, 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(90));
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 (second) has not answered")) << outcome.err;
   launcher_.clear();
   EXPECT_EQ(run(kShort + std::string("--batch 32 --steps 1 --resume ") + file).code, 0);
