@@ -19,24 +19,27 @@ constexpr int64_t kAlignment = 4096;
 // than the host takes to ask for the kernel (60 us on an H100), so that the kernel does not wait for the host.
 constexpr int64_t kFlushes = 4;
 
-// Values that a network could have: floats in [0.25, 1) (no denormals, positive for square roots), labels and indices
-// 0, masks half set.
-std::vector<std::byte> make_pattern(DType dtype) {
+// Values that a network could have: floats in [0.25, 1) (no denormals, positive for square roots), rows of a table all over it,
+// labels 0, masks half set. `rows`: of the table; 1 where there is none.
+std::vector<std::byte> make_pattern(DType dtype, int64_t rows) {
   constexpr size_t kBytes = size_t{256} << 10;
   std::vector<std::byte> pattern(kBytes, std::byte{0});
   uint32_t state = 12345;
   auto next = [&] {
     state = state * 1664525 + 1013904223;
-    return 0.25 + 0.75 * static_cast<double>(state >> 8) / (1 << 24);
+    return static_cast<double>(state >> 8) / (1 << 24);
   };
-  auto fill = [&](auto sample) {
+  auto fill = [&](auto sample, double least, double range) {
     for (size_t at = 0; at < kBytes; at += sizeof(sample)) {
-      sample = static_cast<decltype(sample)>(next());
+      sample = static_cast<decltype(sample)>(least + range * next());
       std::memcpy(pattern.data() + at, &sample, sizeof(sample));
     }
   };
-  if (dtype == DType::f32) fill(float{});
-  if (dtype == DType::f64) fill(double{});
+  const double all = static_cast<double>(rows);
+  if (dtype == DType::f32) fill(float{}, 0.25, 0.75);
+  if (dtype == DType::f64) fill(double{}, 0.25, 0.75);
+  if (dtype == DType::i32) fill(int32_t{}, 0, all);
+  if (dtype == DType::i64) fill(int64_t{}, 0, all);
   if (dtype == DType::bit) std::fill(pattern.begin(), pattern.end(), std::byte{0x5a});
   return pattern;
 }
@@ -44,15 +47,21 @@ std::vector<std::byte> make_pattern(DType dtype) {
 const std::vector<std::byte>& pattern_of(DType dtype) {
   static const std::map<DType, std::vector<std::byte>> patterns = [] {
     std::map<DType, std::vector<std::byte>> result;
-    for (DType d : {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit}) result[d] = make_pattern(d);
+    for (DType d : {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit})
+      result[d] = make_pattern(d, 1);
     return result;
   }();
   return patterns.at(dtype);
 }
 
+// Of the table that the op's last input looks up; 1 for other ops.
+int64_t rows_looked_up(const Graph& graph, const Op& op) {
+  if (!op.type->name.starts_with("Embedding")) return 1;
+  return op.attributes.integer("rows", graph.tensor(op.inputs[0]).shape[0]);
+}
+
 // A device with queues repeats the pattern by itself.
-void fill(const Device& device, Queues* queues, std::byte* to, Bytes bytes, DType dtype) {
-  const std::vector<std::byte>& pattern = pattern_of(dtype);
+void fill(const Device& device, Queues* queues, std::byte* to, Bytes bytes, const std::vector<std::byte>& pattern) {
   for (size_t at = 0, size = bytes.count; at < size;) {
     const size_t part = std::min(queues != nullptr && at > 0 ? at : pattern.size(), size - at);
     if (queues != nullptr && at > 0) {
@@ -91,6 +100,7 @@ OpBench::OpBench(const Device& device, const LoneOp& lone, int threads) : device
   const Op& op = lone.graph.op(lone.op);
   kernel_ = make_kernel(device, lone.graph, op, lone.kernel, threads);
   workspace_ = align_up(kernel_->workspace(), kAlignment);
+  rows_looked_up_ = rows_looked_up(lone.graph, op);
   if ((queues_ = device.open_queues())) {
     begin_ = queues_->make_mark(true);
     end_ = queues_->make_mark(true);
@@ -127,7 +137,9 @@ void OpBench::place(std::byte* base, int sets) {
   next_ = 0;
   for (int s = 0; s < sets; ++s) {
     for (size_t i = 0; i < input_at_.size(); ++i) {
-      fill(device_, queues_.get(), base + (set_bytes_ * s + input_at_[i]).count, input_bytes_[i], input_dtypes_[i]);
+      const bool looked_up = rows_looked_up_ > 1 && i + 1 == input_at_.size();
+      fill(device_, queues_.get(), base + (set_bytes_ * s + input_at_[i]).count, input_bytes_[i],
+           looked_up ? make_pattern(input_dtypes_[i], rows_looked_up_) : pattern_of(input_dtypes_[i]));
     }
   }
   if (!queues_) return;

@@ -45,6 +45,7 @@ class OpBench {
   std::vector<Bytes> input_at_, output_at_;  // within a set
   std::vector<Bytes> input_bytes_;
   std::vector<DType> input_dtypes_;
+  int64_t rows_looked_up_ = 1;
   Bytes set_bytes_, workspace_, flush_;
   std::byte* base_ = nullptr;
   int sets_ = 0, next_ = 0;

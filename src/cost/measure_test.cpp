@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <set>
 #include <thread>
 #include <utility>
@@ -524,6 +526,36 @@ TEST(KernelLoad, RunsWhatAnotherMeasuresUntilItIsTold) {
     EXPECT_EQ(asked, 3) << what;
   }
   load.run("nothing by nobody", [] { return ADD_FAILURE() << "nothing is run", true; });
+}
+
+// All of one row would be a chain of sums on a GPU, and a cache's work on a CPU.
+TEST(OpBench, LooksUpRowsAllOverTheTable) {
+  const auto device = open_device("cpu", 1);
+  for (const DType dtype : {DType::i32, DType::i64}) {
+    Graph g;
+    const TensorId table = g.add_source("table", {5000, 2}, DType::f32, Role::parameter);
+    const TensorId ids = g.add_source("ids", {4000}, dtype, Role::input);
+    const OpId op = g.add_op("Embedding", "embedding", "embedding", {table, ids});
+    OpBench bench(*device, isolate(g, g.op(op), device->kernels(g, g.op(op), LayoutFamily::plain).at(0)));
+    const auto arena = device->take_arena(bench.bytes(1));
+    bench.place(arena->base(), 1);
+    const std::byte* const at = arena->base() + 40960;  // behind the table's 40,000 bytes, at the next page
+    std::vector<int64_t> rows(4000);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (dtype == DType::i64) {
+        std::memcpy(&rows[i], at + 8 * i, 8);
+      } else {
+        int32_t row = 0;
+        std::memcpy(&row, at + 4 * i, 4);
+        rows[i] = row;
+      }
+    }
+    const auto [least, most] = std::minmax_element(rows.begin(), rows.end());
+    EXPECT_TRUE(*least >= 0 && *least < 50) << *least;
+    EXPECT_TRUE(*most < 5000 && *most >= 4950) << *most;
+    EXPECT_GT(std::set<int64_t>(rows.begin(), rows.end()).size(), 2000U);
+    EXPECT_GE(bench.run(), 0);
+  }
 }
 
 }  // namespace

@@ -116,6 +116,27 @@ TEST(CudaEngines, ByWinogradAreLeftOutOfWideWindows) {
   }
 }
 
+TEST(CudaEngines, ByWinogradThatDoNotNoteItAreLeftOutOfWideWindowsToo) {
+  const auto door = std::make_shared<FakeDoor>();
+  door->cudnn().engines = {engine(16), engine(17)};
+  const auto device = cuda::open_behind(door, "cuda:0", false);
+  for (const int64_t side : {3, 5}) {
+    for (const char* type : {"ConvForward", "ConvBackwardWeights"}) {
+      Graph graph;
+      const bool forward = std::string_view(type) == "ConvForward";
+      const TensorId x = graph.add_source("x", {2, 4, 8, 8}, DType::f32, Role::input);
+      const TensorId other = graph.add_source("other", forward ? Shape{4, 4, side, side} : Shape{2, 4, 8, 8},
+                                              DType::f32, Role::activation);
+      Attributes attributes{{"padding", std::vector<int64_t>(4, side / 2)}};
+      if (!forward) attributes.set("kernel", std::vector<int64_t>{side, side});
+      const std::vector<std::string> names =
+          kernels_of(*device, graph, graph.add_op(type, "conv", "conv", {x, other}, attributes));
+      EXPECT_EQ(std::count(names.begin(), names.end(), "cudnn:eng16"), 1) << type << side;
+      EXPECT_EQ(std::count(names.begin(), names.end(), "cudnn:eng17"), forward || side == 3) << type << side;
+    }
+  }
+}
+
 TEST(CudaEngines, AreTheBestTenOfEachPrecision) {
   const auto door = std::make_shared<FakeDoor>();
   std::vector<FakeCudnn::FakeEngine>& engines = door->cudnn().engines;

@@ -1,12 +1,18 @@
 // An expression and the linear layer behind it by blocks of rows (ops/pointwise_linear.cpp): the expression of a block and its
-// gradient lie in the workspace, and nowhere else.
+// gradient lie in the workspace, and nowhere else. Where a block has all rows, the gradient of the weights may be by any of
+// cuBLASLt's algorithms:
+//
+//   "rows=512"   "rows=512:tf32"   "rows=512/cublaslt:algo21_tile18_stages15:tf32"
 #include "ops/pointwise_linear.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "base/random.h"
 #include "device/cuda/kernels_expression.h"
+#include "device/cuda/products.h"
 #include "device/cuda/row_blocks.h"
 #include "plimsoll/ops.h"
 
@@ -25,6 +31,24 @@ WideSizes wide_sizes(const Graph& graph, const Op& op, const PointwiseLinear& la
   return {element_count(x) / std::max<int64_t>(x.back(), 1), x.back(), w[layout.transposed ? 1 : 0]};
 }
 bool is_wide_backward(const Op& op) { return op.type->name == "PointwiseLinearBackward"; }
+Product weight_gradient(const WideSizes& sizes, const PointwiseLinear& layout, int64_t rows) {
+  return {.m = layout.transposed ? sizes.width : sizes.outputs,
+          .n = layout.transposed ? sizes.outputs : sizes.width,
+          .k = rows,
+          .transpose_a = true};
+}
+
+// A kernel's name in two: of the blocks, and of the product that is the gradient of the weights, where it is named.
+struct WideName {
+  std::string blocks;
+  std::optional<std::string> product;
+};
+WideName wide_name(std::string_view kernel) {
+  const size_t slash = kernel.find('/');
+  if (slash == std::string_view::npos) return {std::string(kernel), std::nullopt};
+  return {std::string(kernel.substr(0, slash)) + std::string(kernel.ends_with(kTf32) ? kTf32 : ""),
+          std::string(kernel.substr(slash + 1))};
+}
 
 class PointwiseLinearKernel final : public CudaKernel {
  public:
@@ -33,7 +57,7 @@ class PointwiseLinearKernel final : public CudaKernel {
         backward_(is_wide_backward(op)),
         layout_(pointwise_linear(op, backward_)),
         sizes_(wide_sizes(graph, op, layout_)),
-        blocks_(row_blocks(context, op, kernel, sizes_.rows)) {
+        blocks_(row_blocks(context, op, wide_name(kernel).blocks, sizes_.rows)) {
     require_row_major(graph, op);
     for (size_t i = 0; i < layout_.operands; ++i) one_row_.push_back(graph.tensor(op.inputs[i]).shape.size() == 1);
     if (layout_.drops()) {
@@ -48,6 +72,10 @@ class PointwiseLinearKernel final : public CudaKernel {
                   .elements = 0};
     }
     if (!(backward_ ? make_backward(op) : make_forward(op))) throw_no_kernel(op, kernel);
+    if (const std::optional<std::string> product = wide_name(kernel).product) {
+      if (!dw_at_ || blocks_.length != sizes_.rows) throw_no_kernel(op, kernel);
+      named_dw_ = std::make_unique<NamedProduct>(context, op, *product, weight_gradient(sizes_, layout_, sizes_.rows));
+    }
     lay_out_workspace();
   }
 
@@ -111,11 +139,9 @@ class PointwiseLinearKernel final : public CudaKernel {
     f_ = expression_of_rows(op, parse_expression(op.attributes.text("expression")), one_row_, sizes_.width);
     for (const bool adds : {false, true}) {
       made &= dw_[adds ? 1 : 0].make(door(), blocks_, [&](int64_t rows) {
-        return Product{.m = layout_.transposed ? sizes_.width : sizes_.outputs,
-                       .n = layout_.transposed ? sizes_.outputs : sizes_.width,
-                       .k = rows,
-                       .transpose_a = true,
-                       .adds = adds};
+        Product product = weight_gradient(sizes_, layout_, rows);
+        product.adds = adds;
+        return product;
       });
     }
     return made;
@@ -151,7 +177,8 @@ class PointwiseLinearKernel final : public CudaKernel {
       if (!d.sums.empty()) needs(blocks_.length, sizes_.width), needs(blocks_.last, sizes_.width);
     }
     sums_at_ = parts.place(sums);
-    products_at_ = parts.place(std::max({product_.workspace(), dw_[0].workspace(), dw_[1].workspace()}));
+    products_at_ = parts.place(std::max(
+        {product_.workspace(), dw_[0].workspace(), dw_[1].workspace(), named_dw_ ? named_dw_->workspace() : Bytes{}}));
     workspace_bytes_ = parts.bytes();
   }
   float* at(int64_t offset) const { return scratch<float>(offset); }
@@ -206,8 +233,12 @@ class PointwiseLinearKernel final : public CudaKernel {
     const float* const dy = input(layout_.dy) + rows.begin * sizes_.outputs;
     if (dw_at_) {
       const float* const f = make_f(rows);
-      dw_[rows.begin == 0 ? 0 : 1].run(rows.last, layout_.transposed ? f : dy, layout_.transposed ? dy : f, nullptr,
-                                       output(*dw_at_), products());
+      const float *const a = layout_.transposed ? f : dy, *const b = layout_.transposed ? dy : f;
+      if (named_dw_) {
+        named_dw_->run(a, b, nullptr, output(*dw_at_), products());
+      } else {
+        dw_[rows.begin == 0 ? 0 : 1].run(rows.last, a, b, nullptr, output(*dw_at_), products());
+      }
     }
     if (derivatives_.empty()) return;
     float* const df = at(df_at_);
@@ -235,8 +266,9 @@ class PointwiseLinearKernel final : public CudaKernel {
   std::vector<bool> one_row_;            // operands that are one row for all
   std::vector<Derivative> derivatives_;
   PreparedExpression f_;
-  BlockProduct product_;  // y, or the gradient of the expression
-  BlockProduct dw_[2];    // the first block's; those that add to it
+  BlockProduct product_;                    // y, or the gradient of the expression
+  BlockProduct dw_[2];                      // the first block's; those that add to it
+  std::unique_ptr<NamedProduct> named_dw_;  // in their place
   int64_t f_at_ = 0, df_at_ = 0, sums_at_ = 0, products_at_ = 0;
 };
 
@@ -247,10 +279,17 @@ std::unique_ptr<Kernel> make_pointwise_linear(const Context& context, const Grap
 }
 
 std::vector<KernelSpec> pointwise_linear_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
-  const WideSizes sizes = wide_sizes(graph, op, pointwise_linear(op, is_wide_backward(op)));
+  const PointwiseLinear layout = pointwise_linear(op, is_wide_backward(op));
+  const WideSizes sizes = wide_sizes(graph, op, layout);
   const int64_t bytes_of_row = sizes.width * static_cast<int64_t>(sizeof(float));
-  return specs_by_rows(context, graph, op, block_lengths(sizes.rows, bytes_of_row, kUsualBlock, 4),
-                       make_pointwise_linear);
+  const std::vector<int64_t> lengths = block_lengths(sizes.rows, bytes_of_row, kUsualBlock, 4);
+  std::vector<std::string> further;
+  if (std::ranges::count(lengths, sizes.rows) > 0 && std::ranges::count(layout.gradients, layout.weights) > 0) {
+    for (const ProductChoice& choice : choices_of(context, weight_gradient(sizes, layout, sizes.rows), {})) {
+      if (choice.is_further) further.push_back(fmt::format("rows={}/{}", sizes.rows, choice.name));
+    }
+  }
+  return specs_by_rows(context, graph, op, lengths, make_pointwise_linear, further);
 }
 
 }  // namespace

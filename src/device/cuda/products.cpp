@@ -68,6 +68,7 @@ std::vector<ProductChoice> choices_of(const Context& context, const Product& pro
       const auto configuration = parse_product_algorithm(a.name);
       if (configuration && configuration->split_k <= 1 && undivided++ >= options.further) continue;
       add(std::string(kByName) + a.name, a.workspace, kFurtherEfficiency);
+      list.back().is_further = true;
     }
   }
   return list;

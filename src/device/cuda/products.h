@@ -23,6 +23,7 @@ struct ProductChoice {
   bool tf32 = false;
   Bytes workspace;
   double efficiency = 0;  // as an estimate has it: without measurements the best guess comes first
+  bool is_further = false;
 };
 struct ProductChoices {
   bool without_workspace = false;  // the best without it, where the best guess has some

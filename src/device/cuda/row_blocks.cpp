@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -36,7 +37,7 @@ RowBlocks row_blocks(const Context& context, const Op& op, std::string_view kern
 std::vector<int64_t> block_lengths(int64_t rows, int64_t bytes_of_row, int64_t usual, int64_t times) {
   std::vector<int64_t> lengths;
   for (int64_t length = kFewestRows; length <= kMostRows && length < rows; length *= times) lengths.push_back(length);
-  if (rows <= kMostRows) lengths.push_back(rows);
+  if (rows <= kMostAtOnce) lengths.push_back(rows);
   const int64_t most = usual / std::max<int64_t>(bytes_of_row, 1);
   size_t first = 0;
   while (first + 1 < lengths.size() && lengths[first + 1] <= most) ++first;
@@ -47,7 +48,8 @@ std::vector<int64_t> block_lengths(int64_t rows, int64_t bytes_of_row, int64_t u
 std::vector<KernelSpec> specs_by_rows(const Context& context, const Graph& graph, const Op& op,
                                       const std::vector<int64_t>& lengths,
                                       std::unique_ptr<Kernel> (*make)(const Context&, const Graph&, const Op&,
-                                                                      std::string_view kernel)) {
+                                                                      std::string_view kernel),
+                                      const std::vector<std::string>& further) {
   Graph alone;
   std::vector<TensorId> inputs;
   for (TensorId id : op.inputs) {
@@ -56,20 +58,26 @@ std::vector<KernelSpec> specs_by_rows(const Context& context, const Graph& graph
   }
   const Op& plain = alone.op(alone.add_op(op.type->name, op.name, op.layer, inputs, op.attributes));
   std::vector<KernelSpec> list;
+  // Every block walks over the weights, and over their gradient twice.
+  const auto add = [&](const std::string& name, int64_t rows, double efficiency) -> KernelSpec& {
+    const bool tf32 = name.ends_with(kTf32);
+    list.push_back(family_spec(graph, op, LayoutFamily::plain, name, make(context, alone, plain, name)->workspace()));
+    KernelSpec& spec = list.back();
+    spec.algorithm = Algorithm::gemm;
+    spec.exact = false;
+    spec.estimate = {.efficiency = (tf32 ? kTf32Speed : 1) * efficiency * static_cast<double>(rows) /
+                                   static_cast<double>(rows + 64)};
+    return spec;
+  };
   for (const bool tf32 : {true, false}) {
     if (tf32 && !context.tf32) continue;
     bool usual = true;
     for (const int64_t rows : lengths) {
-      const std::string name = fmt::format("{}{}{}", kRows, rows, tf32 ? kTf32 : "");
-      list.push_back(family_spec(graph, op, LayoutFamily::plain, name, make(context, alone, plain, name)->workspace()));
-      KernelSpec& spec = list.back();
-      spec.algorithm = Algorithm::gemm;
+      KernelSpec& spec = add(fmt::format("{}{}{}", kRows, rows, tf32 ? kTf32 : ""), rows, 0.8);
       spec.exact = !tf32 && std::exchange(usual, false);
-      // Every block walks over the weights, and over their gradient twice.
-      spec.estimate = {.efficiency =
-                           (tf32 ? kTf32Speed : 1) * 0.8 * static_cast<double>(rows) / static_cast<double>(rows + 64)};
     }
   }
+  for (const std::string& name : further) add(name, *std::ranges::max_element(lengths), 0.75);
   return list;
 }
 

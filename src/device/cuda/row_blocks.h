@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +15,8 @@ namespace plimsoll::cuda {
 
 // So every block begins at a multiple of 256 bytes, whatever the width.
 inline constexpr int64_t kFewestRows = 64, kMostRows = 4096;
+// Up to here a block may have all rows, beside which shorter ones leave a small rest.
+inline constexpr int64_t kMostAtOnce = 4 * kMostRows;
 
 struct RowBlocks {
   int64_t rows = 1, length = 1, last = 1;  // last: of the last block
@@ -26,12 +29,13 @@ RowBlocks row_blocks(const Context& context, const Op& op, std::string_view kern
 // `usual` bytes goes first.
 std::vector<int64_t> block_lengths(int64_t rows, int64_t bytes_of_row, int64_t usual, int64_t times);
 
-// A kernel for each length, all tensors row-major, those on tensor cores first. The first length is exact: blocks of other
-// lengths sum a weight gradient in another order.
+// A kernel for each length, all tensors row-major, those on tensor cores first, and for each name in `further`. The first length
+// is exact: blocks of other lengths sum a weight gradient in another order.
 std::vector<KernelSpec> specs_by_rows(const Context& context, const Graph& graph, const Op& op,
                                       const std::vector<int64_t>& lengths,
                                       std::unique_ptr<Kernel> (*make)(const Context&, const Graph&, const Op&,
-                                                                      std::string_view kernel));
+                                                                      std::string_view kernel),
+                                      const std::vector<std::string>& further = {});
 
 // Where parts of a workspace begin.
 class WorkspaceParts {
