@@ -856,10 +856,10 @@ def gpu_of(r):
                  "batch inside 12 GiB: the share of the speed that is kept, and PyTorch with no more memory than that.\n\n"
                  + table(("network", "batch", "Plimsoll", "PyTorch", "compiled", "against eager", "in 12 GiB", "kept", "PyTorch in 12 GiB"), rows))
     verdict = {True: "right", False: "WRONG", None: ""}
-    told = lambda check, row: check in ("speed", "tight", "compiled") and "values" in row
+    told = lambda check, item, row: check in ("speed", "tight", "compiled") and item in speed and "values" in row
     is_slower = lambda row: row["good"] is False and re.search(r": Plimsoll 0\.\d\dx", row["result"])
-    rows = [(check, row["what"], row["result"], "slower" if is_slower(row) else verdict[row["good"]]) for check, items in r["checks"].items() for record in items.values()
-            for row in record["rows"] if not told(check, row)]
+    rows = [(check, row["what"], row["result"], "slower" if is_slower(row) else verdict[row["good"]]) for check, items in r["checks"].items()
+            for item, record in items.items() for row in record["rows"] if not told(check, item, row)]
     text += "\nWhat else was checked:\n\n" + table(("check", "what", "result", ""), rows)
     if r["not_done"]:
         text += f"\nNot done, for lack of time: {', '.join(r['not_done'])}.\n"
