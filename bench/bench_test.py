@@ -14,6 +14,7 @@ import tables
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "scripts"))
 from gpu.bench import moved_bytes  # noqa: E402
+from gpu.report import Report  # noqa: E402
 
 MACHINE = {"cpu": "some", "cores": 2, "memory_mib": 8192, "device": "some, 2 threads", "compiler": "g++"}
 
@@ -35,6 +36,25 @@ class OwnKernels(unittest.TestCase):
         self.assertEqual(moved_bytes("ReluForward(4x6x2 f32 acdb)->(4x6x2 f32 acdb)"), 2 * 4 * 48)
         self.assertEqual(moved_bytes("MaxPoolBackward{kernel=[2,2]}(2x8 f32, 2x8 u8, 16 bit)->(scalar f32)"), 64 + 16 + 2 + 4)
         self.assertEqual(moved_bytes("Constant{shape=[] value=1}()->(3 i64)"), 24)
+
+
+class GpuReport(unittest.TestCase):
+    def test_what_was_never_done_comes_before_what_was_wrong(self):
+        record = lambda good, **more: {"date": "2026-01-01", "commit": "aaaaaaa", "rows": [{"what": "", "result": "", "good": good}], **more}
+        left = {"date": "2026-01-01", "commit": "aaaaaaa", "rows": [], "not_done": "no time was left"}
+        report = Report(None, {"commit": "bbbbbbb"}, {"checks": {"speed": {"slower": record(False), "good": record(True), "cut": record(True, not_done="cut off"), "left": left}}})
+        self.assertEqual(report.todo("speed", ("slower", "good", "cut", "left", "new")), ["left", "new", "slower", "cut"])
+        self.assertEqual(report.todo("tight", ("b", "a")), ["b", "a"])
+
+    def test_a_network_in_little_memory_without_a_speed_of_its_own_has_a_row(self):
+        row = {"what": "vgg16 160 in 12GiB", "result": "860.5 images/s", "good": None, "values": {"batch": 160, "images_per_second": 860.5, "share": 0.9}}
+        speed = {"what": "resnet50 256", "result": "1448.5 images/s", "good": None, "values": {"batch": 256, "images_per_second": 1448.5}}
+        record = lambda row: {"date": "2026-01-01", "commit": "aaaaaaa", "rows": [row]}
+        text = tables.gpu_of({"gpu": "G", "device": "G", "not_done": [],
+                              "checks": {"speed": {"resnet50": record(speed)}, "tight": {"vgg16": record(row), "resnet50": record({**row, "result": "told above"})}}})
+        self.assertIn("| tight | vgg16 160 in 12GiB | 860.5 images/s |", text)
+        self.assertNotIn("told above", text)
+        self.assertIn("| resnet50 | 256 | 1448.5 |", text)
 
 
 class InFolder(unittest.TestCase):

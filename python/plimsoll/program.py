@@ -39,7 +39,7 @@ KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2
     upsample_nearest3d upsample_trilinear3d adaptive_avg_pool3d adaptive_max_pool3d
     pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
     linalg_vector_norm norm std std_mean dist sinc binary_cross_entropy cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
-    lstm gru rnn_tanh rnn_relu max_unpool2d""".split())
+    lstm gru rnn_tanh rnn_relu max_unpool2d quantile""".split())
 
 
 @dataclass

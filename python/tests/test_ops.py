@@ -495,6 +495,9 @@ PRODUCTS = {
     "cumprod": lambda x: x.cumprod(3),
     "median": lambda x: x.median(3).values * x.median(),
     "kth": lambda x: x.kthvalue(2, dim=1).values,
+    "quantile": lambda x: torch.quantile(x, 0.375, dim=3) + torch.quantile(x, 0.5),
+    "quantiles": lambda x: torch.quantile(x, torch.tensor([0.0, 0.1875, 0.6875, 1.0], dtype=x.dtype), dim=1, keepdim=True),
+    "quantile_between": lambda x: sum(x.quantile(0.4375, 2, interpolation=how) for how in ("lower", "higher", "nearest", "midpoint")),
     "cdist": lambda x: torch.cdist(x[0, 0], x[1, 1]),
     "norm3": lambda x: x.norm(3, dim=2),
     "hypot": lambda x: torch.hypot(x, x.roll(1, -1)),
@@ -503,6 +506,29 @@ PRODUCTS = {
     "addmv": lambda x: torch.addmv(x[0, 0, :, 0], x[0, 0], x[1, 1, 1]),
     "any": lambda x: x * (x > 1).any(-1, keepdim=True) + x * (x > -1).all(1, keepdim=True),
 }
+
+
+def places(x: Tensor, size: int) -> Tensor:
+    """A grid over the image and a little beyond it, by the image's own values."""
+    return 1.4 * torch.tanh(x.flatten(1)[:, : 4 * size].reshape(len(x), *[2] * (size - 1), -1, size))
+
+
+def test_reading_an_image_between_its_elements():
+    modes = [(mode, padding, corners) for mode in ("bilinear", "nearest", "bicubic") for padding in ("zeros", "border", "reflection") for corners in (False, True)]
+
+    def sampled(mode: str, padding: str, corners: bool):
+        return lambda x: F.grid_sample(x, places(x, 2), mode, padding, corners)
+
+    check({f"{mode}_{padding}_{corners}": Function(sampled(mode, padding, corners), *SHAPE) for mode, padding, corners in modes})
+
+
+def test_reading_a_volume_between_its_elements():
+    modes = [(mode, padding, corners) for mode in ("bilinear", "nearest") for padding in ("zeros", "border", "reflection") for corners in (False, True)]
+
+    def sampled(mode: str, padding: str, corners: bool):
+        return lambda x: F.grid_sample(x.unflatten(1, (1, 3)), places(x, 3), mode, padding, corners)
+
+    check({f"{mode}_{padding}_{corners}": Function(sampled(mode, padding, corners), *SHAPE) for mode, padding, corners in modes})
 
 
 DISTRIBUTIONS = {

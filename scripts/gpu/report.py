@@ -17,6 +17,11 @@ class Report:
         record = self.checks.get(check, {}).get(item)
         return record is not None and "not_done" not in record and not any(row["good"] is False for row in record["rows"])
 
+    def todo(self, check, items):
+        """Those of the items that are not done: what has no rows yet comes before what ended early or was found wrong."""
+        return sorted((item for item in items if not self.is_done(check, item)),
+                      key=lambda item: bool(self.checks.get(check, {}).get(item, {}).get("rows")))
+
     def begin(self, check, item):
         self.check, self.item = check, item
         self.record = {"date": datetime.date.today().isoformat(), "commit": self.facts["commit"], "rows": []}

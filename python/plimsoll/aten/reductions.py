@@ -95,6 +95,32 @@ def in_order(w: "Writer", node: Node, a: Arguments):
     return (value, place) if "dim" in a else value
 
 
+@converts("quantile.default", "quantile.scalar")
+def quantile(w: "Writer", node: Node, a: Arguments):
+    """Between the two elements around a rank, which is reckoned in single precision, as PyTorch does."""
+    given = w.constant(a["q"]) if isinstance(a["q"], Node) else torch.tensor(a["q"])
+    if given is None:
+        raise Refusal("quantile with a q that is computed from data; give numbers")
+    x, dim = _along(w, {name: value for name, value in a.items() if name != "dim" or value is not None})
+    shape = w.shape_of[x]
+    if not shape:
+        x, shape = w.reshape(x, [1]), [1]
+    one = [1 if d == dim else n for d, n in enumerate(shape)]
+    y, _ = w.emit("Sort", [x], [shape, shape], {"axis": dim, "descending": 0}, "sort", outputs=("y", "indices"))
+    ranks = given.to(torch.float32) * (shape[dim] - 1)
+    rounded = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}.get(a["interpolation"])
+    found = []
+    for rank in (rounded(ranks) if rounded else ranks).flatten().tolist():
+        low, high = math.floor(rank), math.ceil(rank)
+        part = 0.5 if a["interpolation"] == "midpoint" else rank - low
+        value = w.slice(y, dim, low, 1)
+        if high > low:
+            between = f"add({{0}},mul({part!r},sub({{1}},{{0}})))"
+            value = w.value(w.pointwise(between, [value, w.slice(y, dim, high, 1)], "between"))
+        found.append(w.reshape(value, [1, *one]))
+    return w.reshape(w.concat(found, 0) if len(found) > 1 else found[0], w.shape(node))
+
+
 @converts("prod.default", "prod.dim_int")
 def product_of_all(w: "Writer", node: Node, a: Arguments):
     """Halves multiplied by each other, until one is left."""
