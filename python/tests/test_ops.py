@@ -749,6 +749,8 @@ class Masked(nn.Module):
     def forward(self, x: Tensor, padded: Tensor, texts: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         mask = self.mask_of(self.past[:LENGTH, :LENGTH], padded, texts)
+        if mask.is_floating_point():  # PyTorch reads a mask of another precision wrongly
+            mask = mask.to(x.dtype)
         return (F.scaled_dot_product_attention(q, k, v, attn_mask=mask) * ~padded[:, None, :, None]).square().mean()
 
 
