@@ -12,6 +12,7 @@
 
 #include "device/cuda/product_library.h"
 #include "tests/cuda/fake_cudnn.h"
+#include "tests/cuda/fake_kernels.h"
 
 namespace plimsoll::testing {
 
@@ -23,24 +24,7 @@ inline void ask_product(FakeQueue& queue, const cuda::Product& p, int64_t most_t
                  y = static_cast<float*>(out), workspace, bytes = static_cast<size_t>(room.count)] {
     if (bytes > 0) std::memset(workspace, 0xff, bytes);
     queue.spend(algorithm);
-    for (int64_t i = 0; i < p.batch; ++i) {
-      const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
-      float* const y_i = y + i * p.to_out;
-      if (p.m * p.n * p.k > most_terms) {
-        for (int64_t m = 0; m < p.m; ++m) std::fill_n(y_i + m * p.row_out(), p.n, 0.0F);
-        continue;
-      }
-      for (int64_t m = 0; m < p.m; ++m) {
-        for (int64_t n = 0; n < p.n; ++n) {
-          double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.row_out() + n] : 0.0F);
-          for (int64_t k = 0; k < p.k; ++k) {
-            sum += static_cast<double>(a_i[p.transpose_a ? k * p.row_a() + m : m * p.row_a() + k]) *
-                   b_i[p.transpose_b ? n * p.row_b() + k : k * p.row_b() + n];
-          }
-          y_i[m * p.row_out() + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
-        }
-      }
-    }
+    fake::multiply(p, most_terms, left, right, offset, y);
   });
 }
 

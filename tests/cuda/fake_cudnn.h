@@ -11,111 +11,12 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "device/cuda/bodies/bodies.h"
 #include "device/cuda/convolution_library.h"
+#include "tests/cuda/fake_kernels.h"
 
 namespace plimsoll::testing {
-
-namespace fake {
-
-using namespace cuda;
-
-// Threads take turns in an order that changes from phase to phase: what reads in a phase what another thread writes in
-// it gets now what was there before, now what comes. Memory begins as garbage, as on a GPU.
-template <class Body>
-class TileOnHost {
- public:
-  static_assert((Body::kThreads & (Body::kThreads - 1)) == 0);
-  explicit TileOnHost(const Body& body) : body_(body), states_(Body::kThreads) {}
-  void run(int64_t block) {
-    std::memset(static_cast<void*>(&*shared_), 0xFF, sizeof(typename Body::Shared));
-    std::memset(static_cast<void*>(states_.data()), 0xFF, states_.size() * sizeof(typename Body::State));
-    each([&](int thread) { body_.begin(block, thread, state(thread), *shared_); });
-    const int rounds = body_.rounds(block);
-    for (int round = 0; round < rounds; ++round) {
-      if (body_.skips(block, round)) continue;
-      phases(block, round, std::make_integer_sequence<int, Body::kPhases>());
-    }
-    finishes(block, std::make_integer_sequence<int, Body::kFinishes>());
-  }
-
- private:
-  typename Body::State& state(int thread) { return states_[static_cast<size_t>(thread)]; }
-  template <class Action>
-  void each(const Action& action) {
-    order_ = order_ * 1664525 + 1013904223;
-    const int first = static_cast<int>(order_ >> 8) & (Body::kThreads - 1);
-    const int step = (order_ >> 31) != 0 ? 1 : Body::kThreads - 1;
-    for (int i = 0; i < Body::kThreads; ++i) action((first + i * step) % Body::kThreads);
-  }
-  template <int... kPhase>
-  void phases([[maybe_unused]] int64_t block, [[maybe_unused]] int round, std::integer_sequence<int, kPhase...>) {
-    (each([&](int thread) { body_.template phase<kPhase>(block, round, thread, state(thread), *shared_); }), ...);
-  }
-  template <int... kFinish>
-  void finishes([[maybe_unused]] int64_t block, std::integer_sequence<int, kFinish...>) {
-    (each([&](int thread) { body_.template finish<kFinish>(block, thread, state(thread), *shared_); }), ...);
-  }
-
-  const Body& body_;
-  std::unique_ptr<typename Body::Shared> shared_ = std::make_unique<typename Body::Shared>();
-  std::vector<typename Body::State> states_;
-  uint32_t order_ = 1;
-};
-
-template <class Body>
-struct HostLauncher {
-  static void launch(const void* parameters, int64_t count) {
-    Body body;
-    std::memcpy(static_cast<void*>(&body), parameters, sizeof(Body));
-    if constexpr (std::is_same_v<typename Body::Kind, EachFour>) {
-      int64_t done = 0;
-      if (body.by_four()) {
-        for (; done + 4 <= count; done += 4) body.four(done);
-      }
-      for (; done < count; ++done) body.run(done);
-    } else if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
-      for (int64_t i = 0; i < count; ++i) body.run(i);
-    } else if constexpr (std::is_same_v<typename Body::Kind, EachTile>) {
-      TileOnHost<Body> tile(body);
-      for (int64_t block = 0; block < count; ++block) tile.run(block);
-    } else {
-      std::vector<typename Body::Value> values(kBlock);
-      for (int64_t block = 0; block < count; ++block) {
-        for (int thread = 0; thread < kBlock; ++thread)
-          values[static_cast<size_t>(thread)] = body.partial(block, thread);
-        for (int distance = kBlock / 2; distance > 0; distance /= 2) {
-          for (int thread = 0; thread < distance; ++thread) {
-            values[static_cast<size_t>(thread)].add(values[static_cast<size_t>(thread + distance)]);
-          }
-        }
-        body.finish(block, values[0]);
-      }
-    }
-  }
-};
-
-template <class Body>
-struct SizeOf {
-  static size_t launch() { return sizeof(Body); }
-};
-
-inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
-  return {.n = n,
-          .c = c,
-          .h = h,
-          .w = w,
-          .to_n = c * h * w,
-          .to_c = last ? 1 : h * w,
-          .to_h = last ? w * c : w,
-          .to_w = last ? c : 1,
-          .pixels = h * w};
-}
-
-}  // namespace fake
 
 // The door, as the libraries see it.
 class FakeQueue {
@@ -296,63 +197,15 @@ class FakeCudnn final : public cuda::ConvolutionLibrary {
   }
   void compute(const cuda::Convolution& c, const std::string& algorithm, bool deterministic, const void* a,
                const void* b, const void* bias, bool relu, void* out, void* workspace, uint64_t bytes) {
-    using namespace cuda;
-    const int64_t group_c = c.c / c.groups, apart = c.channels_last ? group_c : 1;  // between the taps of a row
-    const bool last = c.channels_last;
-    const DirectShape shape{.x = fake::image(c.n, c.c, c.d * c.h, c.w, last),
-                            .y = fake::image(c.n, c.k, c.od * c.oh, c.ow, last),
-                            .groups = c.groups,
-                            .group_c = group_c,
-                            .group_k = c.k / c.groups,
-                            .d = {.in = c.d,
-                                  .out = c.od,
-                                  .kernel = c.q,
-                                  .stride = c.stride_d,
-                                  .dilation = c.dilation_d,
-                                  .before = c.front,
-                                  .after = c.rear},
-                            .h = {.in = c.h,
-                                  .out = c.oh,
-                                  .kernel = c.r,
-                                  .stride = c.stride_h,
-                                  .dilation = c.dilation_h,
-                                  .before = c.top,
-                                  .after = c.bottom},
-                            .w = {.in = c.w,
-                                  .out = c.ow,
-                                  .kernel = c.s,
-                                  .stride = c.stride_w,
-                                  .dilation = c.dilation_w,
-                                  .before = c.left,
-                                  .after = c.right},
-                            .to_k = group_c * c.q * c.r * c.s,
-                            .to_c = last ? 1 : c.q * c.r * c.s,
-                            .to_q = c.r * c.s * apart,
-                            .to_r = c.s * apart,
-                            .to_s = apart};
     auto* y = static_cast<float*>(out);
     const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b),
                *offset = static_cast<const float*>(bias);
     queue_.enqueue([=, this] {
       if (bytes > 0) std::memset(workspace, 0xff, bytes);
       queue_.spend(algorithm);
-      switch (c.pass) {
-        case Pass::forward:
-          all(DirectForward{.y = y, .x = p, .weights = q, .bias = offset, .d = shape, .relu = relu}, c.y_elements());
-          break;
-        case Pass::backward_data:
-          all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.x_elements());
-          break;
-        case Pass::backward_weights:
-          all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.w_elements());
-          break;
-      }
+      fake::convolve(c, p, q, offset, relu, y);
       if (!deterministic) *y = std::nextafter(*y, random_() % 2 == 0 ? 1e9F : -1e9F);
     });
-  }
-  template <class Body>
-  static void all(const Body& body, int64_t count) {
-    fake::HostLauncher<Body>::launch(&body, count);
   }
 
   FakeQueue& queue_;

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "device/cuda/bodies/bodies.h"
 #include "device/cuda/device.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"

@@ -10,6 +10,7 @@
 #include "plimsoll/cost.h"
 #include "plimsoll/graph.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/on_the_host.h"
 
 namespace plimsoll::testing {
 namespace {
