@@ -32,6 +32,7 @@ struct PolicyInput {
   int64_t effort = 20'000'000;       // of a placement that searches, as in PlacementOptions
   int64_t run_effort = 4'000'000;    // of auto's search over what runs again (remat/search.h)
   bool search_least = false;         // with least_memory: by that search as well
+  double enough_ms = 0;              // no plan takes less: one that takes no more ends that search
   double faster_than_ms = kAnyTime;  // a plan that is not predicted to be faster is of no use and need not be placed
   bool first_that_fits = false;      // the question is whether a plan exists, not which is fast
   // Of auto alone: the plan that needs the least arena of all that are found, whether it fits the budget or not; one

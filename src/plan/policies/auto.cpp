@@ -11,6 +11,7 @@
 #include "plan/policies/curve.h"
 #include "plan/policies/policies.h"
 #include "plan/policies/runs.h"
+#include "plan/remat/time_bound.h"
 #include "plan/tier_flag.h"
 #include "plimsoll/ops.h"
 
@@ -21,6 +22,9 @@ constexpr size_t kStepsOfCurves =
     800;  // of a graph of costs: where there are more, the curve is found only if it must be
 constexpr size_t kStepsOfRules = 2'000;  // of a network, whose least memory rules are asked for as well
 constexpr int kRuleHalvings = 8;
+constexpr size_t kStepsOfEarlyBound = 150;
+constexpr int64_t kEffortOfEarlyBound = 30'000'000;
+constexpr double kReached = 1 + 1e-8;
 
 PolicyInput without_tiers(PolicyInput input) {
   input.device.tiers.clear();
@@ -137,7 +141,10 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     Planner least = plan_liveness;  // of those that do not fit
     bool tier_short = false;
     auto consider = [&](const Planner& planner) {
-      if (const Plan* plan = std::get_if<Plan>(&best)) quick.faster_than_ms = plan->predicted.step_time_ms;
+      if (const Plan* plan = std::get_if<Plan>(&best)) {
+        if (plan->predicted.step_time_ms <= quick.enough_ms) return;
+        quick.faster_than_ms = plan->predicted.step_time_ms;
+      }
       PlanOrInfeasible other = planner(quick);
       const auto* mine = std::get_if<Infeasible>(&best);
       const auto* theirs = std::get_if<Infeasible>(&other);
@@ -153,6 +160,13 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     };
     if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
+    // Of a few costs a bound is known at once, and what reaches it ends the search.
+    if (input.search_least && may_run_again(input) && first.timeline->steps.size() <= kStepsOfEarlyBound) {
+      const Plan* const known = std::get_if<Plan>(&best);
+      const double bound_ms = bound_time(*first.timeline, input.device.tiers, input.budget.count, kEffortOfEarlyBound,
+                                         known != nullptr ? known->predicted.step_time_ms : kAnyTime);
+      if (bound_ms < kAnyTime) quick.enough_ms = bound_ms * kReached;
+    }
     const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
     if (!runs_first && may_run_again(input)) {
       consider(by_runs);

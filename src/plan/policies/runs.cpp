@@ -63,7 +63,8 @@ class RunPlanner {
   PlanOrInfeasible plan(const Plan* known) {
     std::vector<Sequence> starts;
     if (known != nullptr) starts.push_back(sequence_of(*known));
-    const FoundRuns found = find_runs(timeline_, input_.budget.count, input_.run_effort, starts);
+    const FoundRuns found =
+        find_runs(timeline_, input_.budget.count, input_.run_effort, starts, input_.enough_ms - timeline_.compute_ms);
     first_found_ = found.sequence;
     const bool with_places = many_ && has_plain_places(timeline_) && !has_room_for(found);
     const bool both = timeline_.steps.size() <= kStepsTriedWithLess;

@@ -19,8 +19,8 @@ constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
 
 class RunSearch {
  public:
-  RunSearch(const ValueTimeline& timeline, std::span<const int64_t> limits)
-      : set_(timeline, 0), changes_(timeline, set_) {
+  RunSearch(const ValueTimeline& timeline, std::span<const int64_t> limits, double enough_ms = 0)
+      : set_(timeline, 0), changes_(timeline, set_), enough_ms_(enough_ms) {
     set_.set_limits(limits);
     double ms = 0, squares = 0;
     for (const TimelineStep& step : timeline.steps) {
@@ -34,7 +34,7 @@ class RunSearch {
 
   int64_t work() const { return set_.work() + changes_.work(); }
   bool fits() const { return best_excess_ == 0; }
-  bool is_done() const { return !changes_.has_candidates() || (fits() && best_.empty()); }
+  bool is_done() const { return !changes_.has_candidates() || (fits() && (best_.empty() || best_ms_ <= enough_ms_)); }
 
   // Considers a sequence as it is.
   void consider(const Sequence& sequence) {
@@ -130,6 +130,7 @@ class RunSearch {
 
   RunSet set_;
   RunChanges changes_;
+  const double enough_ms_;
   double usual_ms_ = 1;                                   // of a rerun
   double first_price_ = 0, price_ = 0, temperature_ = 0;  // price: ms a byte and stage above the budget
   std::vector<Rerun> best_;
@@ -145,6 +146,7 @@ FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 
   const auto work = [&] { return searches[0].work() + searches[1].work(); };
   int64_t round = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
   for (uint64_t i = 0; work() + 2 * round <= effort || (known && i == 0); ++i, round *= 2) {
+    if (searches[0].is_done()) break;
     const bool far = timeline.steps.size() > kStepsFromNothing && (known || searches[0].fits());
     for_each_in_parallel(2, [&](size_t k) {
       const bool from_best = far || k == 1 || (known && i % 2 == 1);
@@ -159,16 +161,19 @@ FoundRuns search_in_rounds(const ValueTimeline& timeline, std::array<RunSearch, 
 
 }  // namespace
 
-FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort, std::span<const Sequence> starts) {
+FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort, std::span<const Sequence> starts,
+                    double enough_ms) {
   const std::vector<int64_t> limits(timeline.steps.size() + 1, budget);
-  std::array<RunSearch, 2> searches{RunSearch(timeline, limits), RunSearch(timeline, limits)};
+  std::array<RunSearch, 2> searches{RunSearch(timeline, limits, enough_ms), RunSearch(timeline, limits, enough_ms)};
   if (searches[0].is_done()) return searches[0].result();
+  for (const Sequence& sequence : starts) searches[0].consider(sequence);
   for (const EvictionRule rule : {EvictionRule::dtr, EvictionRule::dtr_eq, EvictionRule::ahead}) {
+    if (searches[0].is_done()) return searches[0].result();
     if (const auto sequence = evict_as_it_runs(timeline, budget, rule, kMostAgain * timeline.compute_ms,
                                                std::max(effort / 4, kLeastOfRules)))
       searches[0].consider(*sequence);
   }
-  if (effort >= kEffortOfRelaxation) {
+  if (effort >= kEffortOfRelaxation && !searches[0].is_done()) {
     for (const int32_t moments : {2, 3, 4, 5, 6}) {
       const auto relaxed = relax_presence(timeline, budget, moments, 0);
       if (!relaxed) break;
@@ -178,7 +183,6 @@ FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effor
         searches[0].consider(*sequence);
     }
   }
-  for (const Sequence& sequence : starts) searches[0].consider(sequence);
   searches[1].learn_from(searches[0]);
   return search_in_rounds(timeline, searches, effort, false);
 }

@@ -19,9 +19,9 @@ struct FoundRuns {
 
 // With so much effort: things looked at, as RunSet counts them; much the same on every machine, and in the same order. What
 // is found with more is never worse. It ends early where nothing runs again.
-// `starts`: runs that are known, beside those of rules.
+// `starts`: runs that are known, beside those of rules. `enough_ms`: it ends as well where no more than that runs again.
 FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort,
-                    std::span<const Sequence> starts = {});
+                    std::span<const Sequence> starts = {}, double enough_ms = 0);
 
 // The same, where stages have limits of their own, from runs that are known: what a plan's offsets need beside its bytes.
 FoundRuns improve_runs(const ValueTimeline& timeline, std::span<const int64_t> limits, const Sequence& start,
