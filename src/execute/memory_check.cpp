@@ -53,6 +53,27 @@ Ranges stays_where(const Plan& plan, const Which& which) {
   return united(std::move(ranges));
 }
 
+// The first of these words all of whose bits are set, in bytes from the beginning; -1: there is none.
+template <class Word>
+int64_t find_filled(const std::byte* words, int64_t bytes) {
+  constexpr int64_t kSize = sizeof(Word), kAtOnce = 256;
+  const auto is_filled = [&](int64_t i) {
+    Word word;
+    std::memcpy(&word, words + i * kSize, kSize);
+    return word == std::numeric_limits<Word>::max();
+  };
+  const int64_t count = bytes / kSize;
+  int64_t i = 0;
+  for (bool any = false; i + kAtOnce <= count; i += kAtOnce) {
+    for (int64_t k = 0; k < kAtOnce; ++k) any |= is_filled(i + k);
+    if (any) break;
+  }
+  for (; i < count; ++i) {
+    if (is_filled(i)) return i * kSize;
+  }
+  return -1;
+}
+
 }  // namespace
 
 MemoryCheck::MemoryCheck(const Graph& graph, const Plan& plan, const Bindings& bindings)
@@ -191,13 +212,9 @@ int64_t MemoryCheck::find_poison(const Region& region) const {
   if (region.at == nullptr || !region.tensor.valid()) return -1;
   const DType dtype = graph_.tensor(region.tensor).dtype;
   if (dtype != DType::f32 && dtype != DType::f64) return -1;  // of others every value is a number
-  const int64_t size = dtype == DType::f32 ? 4 : 8;
-  for (int64_t i = 0; i + size <= region.bytes.count; i += size) {
-    uint64_t bits = std::numeric_limits<uint64_t>::max();
-    std::memcpy(&bits, region.at + i, size);
-    if (bits == std::numeric_limits<uint64_t>::max()) return range(region).first + i;
-  }
-  return -1;
+  const int64_t at = dtype == DType::f32 ? find_filled<uint32_t>(region.at, region.bytes.count)
+                                         : find_filled<uint64_t>(region.at, region.bytes.count);
+  return at < 0 ? -1 : range(region).first + at;
 }
 
 std::string MemoryCheck::who(StepIndex step) const {
