@@ -152,6 +152,12 @@ int run_sample(const PredictFlags& flags, const CLI::App& command) {
                 fmt::format("--prompt: {} {}; gpt2 and llama go on with a text", options.model,
                             task.tokens ? "names masked tokens, and not the next one" : "takes images"));
   }
+  const std::string_view kind = std::string_view(options.data).substr(0, options.data.find(':'));
+  if (command.count("--data") > 0 && kind != "text" && kind != "bytes" && kind != "tokens" && kind != "synthetic")
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--data: '{}' is no text, and --prompt is one: text, bytes:FILE or tokens:FILE, or leave "
+                            "it out",
+                            options.data));
   const int64_t vocabulary = options.classes, context = usual_input(options.model).width;
   const bool bytes = vocabulary == 256 || options.data == "text" || options.data.starts_with("bytes:");
   const std::vector<int32_t> prompt = prompt_tokens(*flags.prompt, bytes, vocabulary);
@@ -213,6 +219,14 @@ int run_predict(PredictFlags& flags, const CLI::App& command) {
   const std::vector<std::string> files = list_image_files(flags.images);
   const WeightsFile weights(flags.checkpoint);
   const InferenceRequest request = flags.request(command, weights);
+  if (const TokenTask task = token_task(request.options.model); task.tokens) {
+    throw Error(
+        ErrorCode::invalid_input,
+        task.mask
+            ? fmt::format("predict: {} takes texts, and names masked tokens: eval says how well", request.options.model)
+            : fmt::format("predict: {} takes texts, not images: say with --prompt TEXT which to go on with",
+                          request.options.model));
+  }
   const DataInfo info = fed_by(request, flags);
   ModelInput input{.batch = std::min<int64_t>(request.options.batch, std::max<int64_t>(1, std::ssize(files))),
                    .channels = info.channels,

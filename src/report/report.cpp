@@ -316,7 +316,8 @@ double percent_more(const Plan& plan, double ms) {
 }  // namespace
 
 double extra_time_percent(const Plan& plan) { return percent_more(plan, plan.predicted.step_time_ms); }
-double bound_percent(const Program& program) { return percent_more(program.plan, program.bound_ms); }
+// No plan takes less than all ops once, whatever the last bits of two sums say.
+double bound_percent(const Program& program) { return std::max(0.0, percent_more(program.plan, program.bound_ms)); }
 
 json plan_json(const Program& program, std::optional<Bytes> minimum, const std::optional<PlanReason>& told) {
   const Plan& plan = program.plan;

@@ -60,6 +60,14 @@ ModelInput training_input(const TrainOptions& options, const DataInfo& data) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",
                                                       data.name, data.classes, options.classes));
   }
+  const TokenTask task = token_task(options.model);
+  if (const int64_t known = usual_input(options.model).classes; task.vocabulary_given && known < data.classes) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("model '{}': its vocabulary has {}, but data '{}' needs {}{}: leave the option vocab out, "
+                            "or raise it",
+                            options.model, known, data.name, data.classes,
+                            task.mask ? ", with the token that hides others" : ""));
+  }
   return {.batch = own_batch(options),
           .channels = data.channels,
           .height = data.height,

@@ -141,6 +141,10 @@ TEST_F(Language, NamesWhatIsWrongWithItsData) {
   EXPECT_THAT(refused(model + " --data bytes:" + path("odd.bin")), HasSubstr("lower its context"));
   EXPECT_THAT(refused(model + ",vocab=7 --costs estimated --steps 50 --data " + write_ids("ids.bin", 3000, 11)),
               HasSubstr("is 7, but the vocabulary has 7"));
+  EXPECT_THAT(refused("gpt2:layers=1,width=32,heads=2,context=32,vocab=100 --costs estimated --data " + write_text()),
+              HasSubstr("its vocabulary has 100, but data 'bytes' needs 256"));
+  EXPECT_THAT(refused("bert:layers=1,width=32,heads=2,context=32,vocab=256,mask=9 --data " + write_text()),
+              HasSubstr("needs 257, with the token that hides others: leave the option vocab out, or raise it"));
   EXPECT_THAT(refused("bert:layers=1,width=8,heads=2,context=8,vocab=100,mask=100 --data synthetic"),
               HasSubstr("token 100 hides others, but the vocabulary has 100"));
   EXPECT_THAT(refused(model + " --data digits"), HasSubstr("gives images, but gpt2:layers=1"));
@@ -154,6 +158,8 @@ TEST_F(Language, NamesWhatCannotBeAskedOfIt) {
   EXPECT_THAT(run(ask).err, HasSubstr("or with --prompt which text to go on with"));
   EXPECT_THAT(run(ask + " --top-k 4 x.png").err, HasSubstr("--top-k: is of a text; give --prompt as well"));
   EXPECT_THAT(run(ask + " --prompt a --top 3").err, HasSubstr("--top: is of images"));
+  EXPECT_THAT(run(ask + " --prompt a --data digits").err, HasSubstr("--data: 'digits' is no text"));
+  EXPECT_THAT(run(ask + " " + write_text().substr(6)).err, HasSubstr("say with --prompt TEXT which to go on with"));
   ASSERT_EQ(train("lenet --data digits --batch 8 --steps 1").code, 0);
   EXPECT_THAT(run(ask + " --prompt a").err, HasSubstr("--prompt: lenet takes images"));
 }
