@@ -1203,7 +1203,9 @@ class Run:
         self.machine = machine()
         work = list(self.work())
         if not work:
-            print("there is nothing to measure", file=sys.stderr)
+            words = {str(word) for part in self.parts for case in part.cases_for(self.o) for word in case}
+            unknown = "" if not self.o.only or words & set(self.o.only) else f": --only knows these words: {', '.join(sorted(words))}"
+            print(f"there is nothing to measure{unknown}", file=sys.stderr)
         begun, done_s, whole_s = time.monotonic(), 0, sum(seconds for *_, seconds in work)
         for i, (part, case, seconds) in enumerate(work):
             gone = time.monotonic() - begun
