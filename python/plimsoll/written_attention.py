@@ -234,6 +234,8 @@ class _Joiner:
             condition, choices = given["mask"], [(given["self"], given["value"], False)]
         else:
             condition, choices = given["condition"], [(given["self"], given["other"], True), (given["other"], given["self"], False)]
+        if self._known.is_trained(condition):  # most such are of the scores, which are there then
+            return None
         for scores, other, seen in choices:
             number = self._number(other)
             if number is None or not isinstance(scores, Node) or shape_of(scores) != shape_of(node) or number * found.scale > HIDING:

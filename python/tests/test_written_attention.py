@@ -187,6 +187,26 @@ def test_keeps_a_mask_that_has_no_short_form(kind, left):
     assert len(op["inputs"]) == 4 and "SoftmaxForward" not in result.types()
 
 
+def largest(m, q, k, v, seen):
+    scores = q @ k.mT
+    return weighted(scores.masked_fill(scores < scores.topk(3).values[..., -1:], -math.inf), v)
+
+
+COMPUTED = {
+    "largest": largest,
+    "above_a_number": lambda m, q, k, v, seen: weighted((q @ k.mT).masked_fill(q @ k.mT < 0.1, -1e9), v),
+    "below_for_some_queries": lambda m, q, k, v, seen: weighted((q @ k.mT).masked_fill(q[..., :1] @ k[..., :1].mT < 0, -math.inf), v),
+    "by_pytorchs_own": lambda m, q, k, v, seen: F.scaled_dot_product_attention(q, k, v, attn_mask=(q @ k.mT > -0.1) | (m.table > 0)),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_hides_what_a_mask_of_computed_numbers_does(kind):
+    result = both(start(Written(COMPUTED[kind])), batch(3), run_batch=batch(4))
+    assert_same(result)
+    assert len(attentions(result)) == (kind == "by_pytorchs_own")
+
+
 def test_drops_weights():
     dropout = nn.Dropout(0.25)
     result = both(start(Written(lambda m, q, k, v, seen: dropout((q @ k.mT).softmax(-1)) @ v)), batch(3), training=True)

@@ -34,7 +34,8 @@ def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[Node], text
     if band is not None:
         mask, window = None, tuple(min((n for n in side if n is not None), default=None) for side in zip(window, band))  # type: ignore[assignment]
     inputs, is_grouped = _of_one_batch(w, q, k, a["value"], is_grouped)
-    inputs += [w.base(x) for x in (mask, texts) if x is not None]
+    inputs += [_seen(w, mask)] if mask is not None else []
+    inputs += [w.base(texts)] if texts is not None else []
     left, right = window
     attributes = {
         "scale": 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"]),
@@ -51,6 +52,14 @@ def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[Node], text
         attributes["salt"] = w.next_salt()
         inputs += w.random_inputs()
     return w.emit("AttentionForward", inputs, w.shape(node), attributes)
+
+
+def _seen(w: "Writer", mask: Node) -> str:
+    """A mask's tensor. Truths that the network computes are numbers, which would be added to the scores: what they hide gets minus infinity."""
+    base = w.base(mask)
+    if w.dtype(mask) != torch.bool or w.dtype_of[base] == "u8":
+        return base
+    return w.base(w.pointwise("where({0},0.0,-inf)", [base], "hiding"))
 
 
 def _window(w: "Writer", mask: Node, queries: int, keys: int) -> Optional[Window]:
