@@ -72,6 +72,10 @@ def hold(tensor: Tensor, step: Any, name: str) -> None:
         tensor.__class__ = HeldParameter if isinstance(tensor, nn.Parameter) else HeldTensor
 
 
+def is_held(tensor: Tensor) -> bool:
+    return _FIELD in tensor.__dict__
+
+
 def let_go(tensor: Tensor, step: Any) -> None:
     """The opposite, if it is this step's."""
     reference, _ = tensor.__dict__.get(_FIELD, (None, ""))

@@ -21,7 +21,7 @@ from .held import untouched
 from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
-_MOST = 64  # entries of a list or a dictionary
+_MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
 
@@ -136,11 +136,22 @@ def _is_short(value: Any) -> bool:
 
 
 class _Values:
-    """A tensor as it was: by its versions, and by what it holds where these differ."""
+    """A tensor as it was: by its versions, and by what it holds where these differ. A short one by what it holds alone, since a change through .data has no version."""
 
     def __init__(self, tensor: Tensor):
-        self.tensor, self.version, self.shape = tensor, _version(tensor), tuple(tensor.shape)
-        self.text = _text(tensor)
+        self.shape, self.text = tuple(tensor.shape), _text(tensor)
+        self.meets(tensor)
+
+    def meets(self, tensor: Tensor) -> None:
+        """What it holds is the same in this one."""
+        self.tensor, self.version, self.memory = tensor, _version(tensor), _memory(tensor)
+        self.short = _short(tensor)
+
+    def is_untouched(self, now: Any) -> bool:
+        if self.tensor is not now or self.version != _version(now) or self.memory != _memory(now):
+            return False
+        short = _short(now) if self.short is not None else None
+        return (self.short is None) == (short is None) and (short is None or self.short == short)
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, _Values) and self.shape == other.shape and self.text == other.text
@@ -151,6 +162,19 @@ class _Values:
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _memory(tensor: Tensor) -> int:
+    with untouched():
+        return tensor.data_ptr() if has_values(tensor) else 0
+
+
+def _short(tensor: Tensor) -> Optional[bytes]:
+    """What a tensor of few elements holds."""
+    if tensor.numel() > _MOST or not has_values(tensor) or tensor.device.type != "cpu":
+        return None
+    with untouched():
+        return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _text(tensor: Tensor) -> str:
@@ -195,18 +219,18 @@ class Settings:
         before = held[i]
         if not isinstance(before, _Values):
             return _same(before, now)
-        return isinstance(now, Tensor) and ((before.tensor is now and before.version == _version(now)) or before == _Values(now))
+        return isinstance(now, Tensor) and (before.is_untouched(now) or before == _Values(now))
 
     def changed(self) -> list[int]:
         found = []
         for i, now in enumerate(self._now()):
             before = self._first[i]
-            if before is now or (isinstance(before, _Values) and before.tensor is now and before.version == now._version):
+            if before is now or (isinstance(before, _Values) and before.is_untouched(now)):
                 continue
             if not self._is_as(i, self._last, now):
                 self._last[i] = _held(now)
             elif isinstance(now, Tensor):
-                self._last[i].tensor, self._last[i].version = now, _version(now)
+                self._last[i].meets(now)
             if not _same(before, self._last[i]):
                 found.append(i)
         return found

@@ -37,7 +37,7 @@ from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
-from .held import hold, let_go, untouched
+from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
@@ -351,9 +351,24 @@ class Step:
                 for name in self._read:
                     self._set(name, tensors[name])
                     self._rest(tensors[name])
+        if not self._loaded:
+            self._take_replaced()
         loaded, self._loaded = self._loaded, False
         self._read.clear()
         return loaded
+
+    def _take_replaced(self) -> None:
+        """What lies elsewhere since somebody wrote parameter.data = ...: its values are taken over, and it is in the arena again."""
+        with untouched():
+            for name, view in self._views.items():
+                tensor = self._captured.parameters.get(name, self._captured.buffers.get(name))
+                if tensor is None or tensor.data_ptr() == view.data_ptr() or is_held(tensor):
+                    continue
+                self._set(name, tensor)
+                if tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
+                    tensor.data = shaped_like(view, tensor)
+                else:
+                    hold(tensor, self, name)
 
     def _reload(self) -> None:
         self._loaded = True
@@ -587,6 +602,7 @@ class Step:
             self._agree("reading states that are divided among the ranks (step.sync, state_dict), which all ranks do together")
         self._stale -= what
         if "module" in what:
+            self._take_replaced()
             self._read_module(left)
         if "optimizer" in what:
             self._read_optimizer(left)

@@ -59,6 +59,25 @@ def test_any_parameter_written_between_steps_is_trained_on():
     expect_equal(ours, theirs)
 
 
+def test_data_that_another_tensor_takes_the_place_of_is_trained_on():
+    step, ours, _, theirs, reference = both()
+    train_both(step, theirs, reference, 0)
+    for module in (ours, theirs):
+        for parameter in module.parameters():
+            parameter.data = parameter.data * 0.9
+    train_both(step, theirs, reference, 2)
+    for module in (ours, theirs):
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clamp(-0.05, 0.05)
+    state = ours.state_dict()  # at once after it was written
+    assert all(torch.allclose(state[name], expected, atol=2e-4) for name, expected in theirs.state_dict().items())
+    train_both(step, theirs, reference, 4, 1)
+    expect_equal(ours, theirs)
+    memory = {id(p): p.data_ptr() for p in ours.parameters()}
+    train_both(step, theirs, reference, 5, 1)
+    assert memory == {id(p): p.data_ptr() for p in ours.parameters()}, "it lies in the arena again"
+
+
 def test_copies_are_pytorchs_own():
     step, ours, _, theirs, reference = both()
     train_both(step, theirs, reference, 0)

@@ -147,6 +147,8 @@ CHANGES = {
     "table": put(Tabled, "table"),
     "replaced": lambda model, i: setattr(model, "table", torch.full((3,), 0.5)) if i == 2 else None,
     "loaded": lambda model, i: model.load_state_dict({**model.state_dict(), "table": torch.full((3,), 0.5)}) if i == 2 else None,
+    "through_data": lambda model, i: model.shift.data.mul_(0.5) if i == 2 else None,
+    "other_data": lambda model, i: setattr(model.shift, "data", model.shift * 0.5) if i == 2 else None,
     "no_buffer": put(Tabled, "kept"),
     "list": lambda model, i: model.weights.__setitem__(0, 1.0 if i < 2 else 0.25),
 }
