@@ -52,8 +52,13 @@ class Assumptions(TorchFunctionMode):
         self._calls = 0
         self._given = {id(tensor): tensor for tensor in given}
         self._learnt = {number for number, tensor in self._given.items() if tensor.requires_grad}
+        self._frozen: dict[int, Tensor] = {}  # parameters that are to have no gradient for now, and what is read instead
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if (wanted := _wanted_gradient(func, args, kwargs or {})) is not None and self._is_parameter(args[0]):
+            return self._freeze(args[0], not wanted)
+        if self._frozen:
+            args, kwargs = pytree.tree_map_only(Tensor, lambda t: self._frozen.get(id(t), t), (args, kwargs or {}))
         if self._has_fixed:
             result = computed(func, args, kwargs or {})
             if result is not None:
@@ -130,6 +135,26 @@ class Assumptions(TorchFunctionMode):
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._learnt or (id(tensor) in self._given and isinstance(tensor, torch.nn.Parameter))
+
+    def _freeze(self, tensor: Tensor, is_frozen: bool) -> Tensor:
+        """tensor.requires_grad_(not is_frozen), in the midst of a forward pass."""
+        if id(tensor) not in self._learnt:
+            if not is_frozen:
+                raise RuntimeError("the forward pass asks for the gradient of a parameter that is frozen; let it have one before compile")
+            return tensor
+        if not is_frozen:
+            self._frozen.pop(id(tensor), None)
+        elif id(tensor) not in self._frozen:
+            self._frozen[id(tensor)] = self.__torch_function__(Tensor.detach, (), (tensor,))
+        return tensor
+
+    def expect_as_before(self) -> None:
+        """At the end of a pass, which the next one begins with."""
+        if self._frozen:
+            raise RuntimeError("the forward pass freezes parameters (requires_grad_(False)) and leaves them so; freeze them before compile, or let them have a gradient again at its end")
 
     def _hits(self, name: str, places: Tensor, masks: Tensor) -> Any:
         """The numbers of the masks that choose any: all, as if Python had asked each for it."""
@@ -219,6 +244,14 @@ class Assumptions(TorchFunctionMode):
             return False
         expected = _expected(caller.f_code.co_filename, caller.f_lineno)
         return self.asked.answer(tensor) if expected is None else expected
+
+
+def _wanted_gradient(func: Callable, args: tuple, kwargs: dict) -> Optional[bool]:
+    """Whether a tensor is to have a gradient, where that is what is said of it."""
+    if func is Tensor.requires_grad_:
+        return bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+    is_set = getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"  # type: ignore[comparison-overlap]
+    return bool(args[1]) if is_set else None
 
 
 def _expect_buffer(of: Any) -> None:

@@ -44,6 +44,7 @@ class Joined(nn.Module):
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
             assumed.asked.expect_used()
+            assumed.expect_as_before()
         self.written.update(assumed.written)
         if self.ending is not None:
             self.ending()

@@ -550,6 +550,44 @@ def test_a_parameter_that_is_changed_in_the_forward_pass_is_refused():
         compiled(MaskedWeight())
 
 
+class Adversaries(nn.Module):
+    """Both losses at once: the judge is frozen while it judges for the generator."""
+
+    def __init__(self, frozen, free=lambda judge: judge.requires_grad_(True)):
+        super().__init__()
+        torch.manual_seed(1)
+        self.maker, self.judge = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.frozen, self.free = frozen, free
+
+    def forward(self, x):
+        made = self.maker(x)
+        told = F.softplus(-self.judge(x)).mean() + F.softplus(self.judge(made.detach())).mean()
+        self.frozen(self.judge)
+        deceived = F.softplus(-self.judge(made)).mean()
+        self.free(self.judge)
+        return told + deceived
+
+
+def by_attribute(judge):
+    for parameter in judge.parameters():
+        parameter.requires_grad = False
+
+
+@pytest.mark.parametrize("frozen", [lambda judge: judge.requires_grad_(False), by_attribute])
+def test_parameters_that_are_frozen_for_a_part_of_the_pass_train_as_in_pytorch(frozen):
+    assert losses_of(lambda: Adversaries(frozen)) == pytest.approx(pytorchs(lambda: Adversaries(frozen)), rel=1e-5)
+
+
+def test_parameters_that_a_pass_leaves_frozen_are_refused():
+    with pytest.raises(plimsoll.Unsupported, match="leaves them so"):
+        compiled(Adversaries(lambda judge: judge.requires_grad_(False), lambda judge: None))
+    model = Adversaries(lambda judge: None)
+    model.judge.requires_grad_(False)
+    with pytest.raises(plimsoll.Unsupported, match="gradient of a parameter that is frozen"):
+        compiled(model)
+    assert not any(parameter.requires_grad for parameter in model.judge.parameters())
+
+
 def test_what_is_changed_through_data_is_refused():
     class Clamped(Squares):
         def forward(self, x):
