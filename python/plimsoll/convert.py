@@ -249,6 +249,8 @@ def initializer(value: Optional[Tensor], entry: Document) -> Optional[Document]:
     if value is None or not has_values(value):
         return _guessed_initializer(entry)
     flat = value.detach().flatten()
+    if flat.is_floating_point() and not bool(flat.isfinite().all()):  # of what has diverged, nothing can be said
+        return _guessed_initializer(entry)
     if flat.numel() == 0 or bool((flat == flat[0]).all()):
         return _constant(float(flat[0]) if flat.numel() else 0.0)
     if entry["role"] != "parameter":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
 
@@ -76,6 +77,14 @@ def test_data_that_another_tensor_takes_the_place_of_is_trained_on():
     memory = {id(p): p.data_ptr() for p in ours.parameters()}
     train_both(step, theirs, reference, 5, 1)
     assert memory == {id(p): p.data_ptr() for p in ours.parameters()}, "it lies in the arena again"
+
+
+def test_what_has_diverged_is_evaluated_all_the_same():
+    step, ours, *_ = both()
+    step(batch(0))
+    with torch.no_grad():
+        ours[0].weight.fill_(math.nan), ours[4].weight[0].fill_(math.inf)
+    assert math.isnan(step.evaluate(batch(0))) and math.isnan(step(batch(1)))
 
 
 def test_copies_are_pytorchs_own():

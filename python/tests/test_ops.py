@@ -170,6 +170,10 @@ SHAPES = {
     "diagonal": lambda x: x.diagonal(dim1=1, dim2=3),
     "diagonal_above": lambda x: x.diagonal(2, dim1=-1, dim2=2),
     "diagonal_below": lambda x: x.diagonal(-1, dim1=2, dim2=1),
+    "diagonal_written": lambda x: _on_diagonals(x),
+    "diagonal_filled": lambda x: (x[0, 0] @ x[0, 0].T).fill_diagonal_(0.5) + (x[0, 0].T @ x[0, 0]).fill_diagonal_(2.0, wrap=True).sum(),
+    "diagonal_scatter": lambda x: torch.diagonal_scatter(x, x[:, :, 0, 1:5] * 2, 1, 2, 3),
+    "strided": lambda x: _strided(x[0, 0], x[0, 1, :2, :3]),
     "swap": lambda x: x.swapaxes(1, 2),
     "cast": lambda x: x * (x > 0).float(),
     "unfold_free": lambda x: x.unflatten(3, (2, 3)).sum(4),
@@ -180,6 +184,20 @@ def _assigned(x: Tensor) -> Tensor:
     y = x.clone()
     y[:, 1] = x[:, 0] * 2
     y[:, :, 1:3] = 0.5
+    return y
+
+
+def _strided(x: Tensor, by: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    y.as_strided((2, 3), (6, 1), 8).copy_(by)
+    return y
+
+
+def _on_diagonals(x: Tensor) -> Tensor:
+    """As redundancy reduction (Barlow Twins) writes it."""
+    y = x.clone()
+    torch.diagonal(y, 0, 1, 3).add_(-1).pow_(2)
+    torch.diagonal(y, -1, 3, 1).copy_(x[:, :, :, 0].transpose(1, 2))
     return y
 
 

@@ -218,6 +218,46 @@ def _replaced(w: "Writer", a: Arguments, dim: int, begin: int, size: int, by: st
     return w.concat(parts, dim)
 
 
+@converts("diagonal_scatter.default")
+def diagonal_scatter(w: "Writer", node: Node, a: Arguments):
+    shape = w.shape(node)
+    rank = len(shape)
+    rows, columns = a["dim1"] % rank, a["dim2"] % rank
+    order = [*(d for d in range(rank) if d not in (rows, columns)), rows, columns]
+    size = math.prod(shape[d] for d in (rows, columns))
+    lead = [shape[d] for d in order[:-2]]
+    places = torch.arange(size).reshape(shape[rows], shape[columns]).diagonal(a["offset"])
+    matrices = w.permute(a["self"], order, "matrices")
+    y = _written_at(w, w.reshape(matrices, [*lead, size], "flat"), a["src"], places)
+    y = w.reshape(y, [*lead, shape[rows], shape[columns]])
+    return w.permute(y, sorted(range(rank), key=lambda d: order[d]), "back")
+
+
+@converts("as_strided_scatter.default")
+def as_strided_scatter(w: "Writer", node: Node, a: Arguments):
+    """As x.fill_diagonal_() writes: at places in memory, where the tensor lies there row by row."""
+    if not a["self"].meta["val"].is_contiguous():
+        raise Refusal("writing by as_strided into a tensor that does not lie row by row; call contiguous() before")
+    count = math.prod(w.shape(node))
+    places = torch.arange(count).as_strided(tuple(a["size"]), tuple(a["stride"]), a["storage_offset"] or 0).flatten()
+    if len(places.unique()) != len(places):
+        raise Refusal("writing by as_strided at one place again and again")
+    return w.reshape(_written_at(w, w.reshape(a["self"], [count], "flat"), a["src"], places), w.shape(node))
+
+
+def _written_at(w: "Writer", flat: str, source: Node, places: torch.Tensor) -> str:
+    """A source [..., n] at n places of the last dimension of x."""
+    shape, number = w.shape_of[flat], w.number(source)
+    if number is not None and w.dtype_of[flat] == "f32":
+        here = torch.zeros(shape[-1], dtype=torch.uint8)
+        here[places] = 1
+        return w.value(w.pointwise("where({0},{1},{2})", [w.add_constant(here), number, flat], "written"))
+    both = w.concat([flat, w.reshape(w.value(source), [*shape[:-1], len(places)])], len(shape) - 1)
+    taken = torch.arange(shape[-1])
+    taken[places] = shape[-1] + torch.arange(len(places))
+    return w.emit("IndexSelect", [both, w.add_constant(taken)], shape, {"axis": len(shape) - 1}, "written", dtype=w.dtype_of[both])
+
+
 @converts("copy.default")
 def copy(w: "Writer", node: Node, a: Arguments):
     """What becomes of x.copy_(src): src in the shape of x."""
