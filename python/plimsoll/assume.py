@@ -36,6 +36,7 @@ _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
 _BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
 _OF_SHAPES = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split())
+_OF_VALUES = frozenset("nonzero argwhere where item tolist __bool__ __int__ __float__ __index__".split())
 _DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "uniform", "dropout")
 
 
@@ -109,11 +110,16 @@ class Assumptions(TorchFunctionMode):
         if counted is not None:
             self.asked.goes_on((args, kwargs), counted[0])
             return counted[0]
+        if getattr(func, "__name__", "") == "masked_select" and len(args) == 2 and self._made(args[1]) is not None:
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            func, args = Tensor.__getitem__, tuple(self.__torch_function__(Tensor.expand, (), (x, shape)) for x in args)
         if func is Tensor.__getitem__:
             args = self._by_made_masks(*args)
         rows = begun(func, args, kwargs or {})
         if rows is not None:
             return self.asked.chooses(rows)
+        if (made := self._asked_of_made(func, args, kwargs or {})) is not None:
+            return made[0]
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:
@@ -196,8 +202,25 @@ class Assumptions(TorchFunctionMode):
         if all(m is None for m in made):
             return x, index
         with untraced():
-            places = [(i,) if m is None else m.nonzero(as_tuple=True) for i, m in zip(parts, made)]
+            places = [(i,) if m is None else self._as_made(m.nonzero(as_tuple=True)) for i, m in zip(parts, made)]
         return x, tuple(i for part in places for i in part)
+
+    def _as_made(self, values: Any) -> Any:
+        """Tensors that are known to hold what they do, until somebody writes into any."""
+        for value in pytree.tree_leaves(values):
+            if isinstance(value, Tensor):
+                value._plimsoll_made = (self._writes, lambda own=value: own, (), {})  # type: ignore[attr-defined]
+        return values
+
+    def _asked_of_made(self, func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
+        """Where Python asks for values of a tensor that depends on shapes alone: these, as (answer,)."""
+        name = getattr(func, "__name__", "")
+        is_of_one = name in _OF_VALUES and len(args) == 1 and isinstance(args[0], Tensor)
+        if not is_of_one or not set(kwargs) <= {"as_tuple"} or (made := self._made(args[0])) is None:
+            return None
+        with untraced():
+            answer = func(made, **kwargs)
+        return (self._as_made(answer),)
 
     def _made(self, tensor: Tensor) -> Optional[Tensor]:
         """A tensor's values, where it is made of shapes alone, and nothing was written into any since; else None."""
@@ -230,6 +253,9 @@ class Assumptions(TorchFunctionMode):
                         mark_learnt(leaf)
         elif isinstance(result, Tensor):
             result._plimsoll_made = (self._writes, func, args, kwargs)  # type: ignore[attr-defined]
+        elif isinstance(result, (tuple, list)) and name in ("unbind", "chunk", "split", "meshgrid", "sort", "topk", "max", "min"):
+            for i, part in enumerate(result):
+                part._plimsoll_made = (self._writes, lambda *given, place=i, **named: func(*given, **named)[place], args, kwargs)
 
     def _answer(self, tensor: Tensor) -> Optional[bool]:
         known = getattr(tensor, "_plimsoll_known", None)

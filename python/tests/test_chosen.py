@@ -224,6 +224,33 @@ def test_a_known_mask():
     assert "another for 4" in result.captured.fixed_batch[0]
 
 
+def pairs(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """Of a graph whose nodes all know each other, as equivariant networks have it."""
+    i, j = torch.where(~torch.eye(y.shape[1], dtype=torch.bool))
+    return weighted(torch.cat([y[:, i], y[:, j] * 2], -1))
+
+
+def other_samples(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As contrastive losses have it: a mask of numbers that another mask has left."""
+    y = y[:, 0]
+    number, itself = torch.arange(len(y)) // 2, torch.eye(len(y), dtype=torch.bool)
+    alike = (number[None] == number[:, None]).float()[~itself].view(len(y), -1)
+    likeness = (y @ y.mT)[~itself].view(len(y), -1)
+    return weighted(likeness[~alike.bool()]) + torch.masked_select(y @ y.mT, torch.ones(len(y), len(y)).tril().bool()).view(-1).logsumexp(0)
+
+
+def by_their_numbers(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    total = sum(y[:, i].square().sum() for i in torch.arange(y.shape[1]) if i % 2 == 0)
+    for i, j in torch.triu(torch.ones(3, 3), 1).nonzero():
+        total = total + (y[:, int(i)] * y[:, j.item()]).sum()
+    return total + sum(y[..., n].sum() * n for n in torch.linspace(0, 4, 3).long().tolist())
+
+
+@pytest.mark.parametrize("body", [pairs, other_samples, by_their_numbers])
+def test_numbers_of_the_places_of_a_known_mask(body):
+    assert_same(both(start(Model(body)), batch(4)))
+
+
 def test_a_known_mask_that_is_written_into():
     def body(m, y, labels):
         mask = torch.ones(4, dtype=torch.bool)
