@@ -378,7 +378,35 @@ def _correlation(input: Tensor) -> Tensor:
     return result.clamp(-1, 1)
 
 
-_PLAIN: dict[Any, Callable] = {torch.cov: _covariance, Tensor.cov: _covariance, torch.corrcoef: _correlation, Tensor.corrcoef: _correlation}
+def _fake_quantized(input: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
+    """The nearest of so many steps; a gradient passes straight through where there is one as near."""
+    step = torch.round(input * (1.0 / scale)) + zero_point
+    passes = torch.where((step >= quant_min) & (step <= quant_max), input, torch.zeros((), dtype=input.dtype))
+    return passes + ((step.clamp(quant_min, quant_max) - zero_point) * scale - passes).detach()
+
+
+def _fake_quantized_by_channel(input: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Tensor:
+    shape = [1] * input.dim()
+    shape[axis] = -1
+    return _fake_quantized(input, scale.view(shape), zero_point.view(shape).to(input.dtype), quant_min, quant_max)
+
+
+def _householder_product(A: Tensor, tau: Tensor) -> Tensor:
+    """The first columns of a product of reflections 1 - tau v v', of which v is 1 in a place and a column of A below it."""
+    rows, count = A.shape[-2], tau.shape[-1]
+    result = torch.eye(rows, A.shape[-1], dtype=A.dtype).expand(A.shape)
+    for i in reversed(range(count)):
+        below = A[..., i + 1 :, i : i + 1]
+        v = torch.cat([torch.zeros_like(A[..., :i, i : i + 1]), torch.ones_like(A[..., i : i + 1, i : i + 1]), below], -2)
+        result = result - tau[..., i, None, None] * v * (v * result).sum(-2, keepdim=True)
+    return result
+
+
+_PLAIN: dict[Any, Callable] = {
+    torch.cov: _covariance, Tensor.cov: _covariance, torch.corrcoef: _correlation, Tensor.corrcoef: _correlation,
+    torch.fake_quantize_per_tensor_affine: _fake_quantized, torch.fake_quantize_per_channel_affine: _fake_quantized_by_channel,
+    torch.linalg.householder_product: _householder_product, torch.orgqr: _householder_product,
+}  # fmt: skip
 
 
 def _gaussian_nll_loss(

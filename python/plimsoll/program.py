@@ -352,6 +352,8 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
 _PLAINLY = (
     ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
     ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, or a tensor that is changed through .data, is not followed"),
+    *((found, "a gradient that torch.func takes (grad, vjp, jacrev, jacfwd, hessian) is not followed; take it by torch.autograd.grad(..., create_graph=True)")
+      for found in ("object has no attribute 'constant'", "with functorch transforms", "storage of TensorWrapper")),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
     ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
     ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),

@@ -36,6 +36,8 @@ KINDS = {
     "triangular_upper": lambda x: linalg.solve_triangular(x + 2 * torch.eye(4, dtype=x.dtype), x, upper=True),
     "normal": lambda x: torch.distributions.MultivariateNormal(x[..., 0], covariance_matrix=positive(x)).log_prob(x[..., 1]),
     "exponential": torch.matrix_exp,
+    "reflections": lambda x: linalg.householder_product(x[..., :3].tril(-1), x[..., 3, :3]),
+    "a_few_reflections": lambda x: linalg.householder_product(x.tril(-1), x[..., 0, :2]),
 }
 
 

@@ -507,6 +507,19 @@ def test_writing_at_indices():
     check({name: Function(body, *SHAPE) for name, body in SCATTERS.items()})
 
 
+STEPS = torch.tensor([0.3, 0.21, 0.55])  # so that no element lies between two of them
+
+QUANTIZED = {
+    "by_number": lambda x: torch.fake_quantize_per_tensor_affine(x.float(), 0.13, 3, -8, 12).to(x.dtype) * x.detach(),
+    "by_tensor": lambda x: torch.fake_quantize_per_tensor_affine(x.float(), STEPS[1], torch.tensor(-2), -8, 7).to(x.dtype) * x.detach(),
+    "by_channel": lambda x: torch.fake_quantize_per_channel_affine(x.float(), STEPS, torch.tensor([0, 1, -1], dtype=torch.int32), 1, -4, 3).to(x.dtype) * x.detach(),
+}
+
+
+def test_fake_quantization():
+    check({name: Function(body, *SHAPE) for name, body in QUANTIZED.items()}, tolerance=1e-6)
+
+
 PRODUCTS = {
     "prod": lambda x: x.prod(2),
     "prod_all": lambda x: (1 + 0.1 * x).prod(),
