@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from .functions import not_linear
+from .values import arguments
 
 _ATEN = torch.ops.aten
 _FURTHER = ("native_layer_norm", "native_group_norm", "native_layer_norm_backward", "native_group_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data",
@@ -145,11 +146,28 @@ def _function(between: Sequence[Node], inputs: Sequence[Node], outside: Sequence
         if n.target is _ATEN.copy.default:  # which has no derivative by itself
             places[n] = own.call_function(_ATEN.expand.default, (places[n.args[1]], list(n.meta["val"].shape)))  # type: ignore[index]
             continue
+        if n.target in _BATCH_NORMS:
+            given = arguments(n)
+            weight, bias = (None if given[k] is None else places[given[k]] for k in ("weight", "bias"))
+            places[n] = own.call_function(_batch_norm, (places[given["input"]], weight, bias, given["eps"]))
+            continue
         places[n] = own.node_copy(n, lambda m: places[m])
         if n.target is _ATEN.view.default:  # attention's result lies otherwise here
             places[n].target = _ATEN.reshape.default
     own.output([places[y] for y in outputs])
     return GraphModule(torch.nn.Module(), own)
+
+
+_BATCH_NORMS = (_ATEN._native_batch_norm_legit.no_stats, _ATEN._native_batch_norm_legit_functional.default)
+
+
+def _batch_norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> tuple[Tensor]:
+    """By the batch, as operators that have further derivatives. Only what is normalized has one."""
+    dims, shape = [d for d in range(x.dim()) if d != 1], [1, -1, *[1] * (x.dim() - 2)]
+    centred = x - x.mean(dims, keepdim=True)
+    y = centred * torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape),)
 
 
 def _name_convolution(node: Node, value: Any) -> None:
