@@ -1003,6 +1003,30 @@ def test_whole_numbers_that_depend_on_parameters():
     assert_same(both(start(Capacity()), floats("x", 9, 6)))
 
 
+class Scheduled(nn.Module):
+    """The next word is the batch's or the network's own, and none comes again: whole numbers that nothing is known of."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+
+    def forward(self, words: Tensor, given: Tensor) -> Tensor:
+        word, met, total = words[:, 0], torch.zeros(len(words), 9, dtype=torch.bool), 0.0
+        for i in range(1, 4):
+            scores = self.head(self.words(word))
+            own = scores.masked_fill(met, -9.0).argmax(-1)
+            met = met.clone()
+            met[range(len(words)), own] = True
+            word = torch.where(given[:, i] > 0, words[:, i], own)
+            word = word.masked_fill(scores[:, 0] > 1, 3)
+            total = total + F.cross_entropy(scores, words[:, i]) + weighted(scores * met)
+        return total
+
+
+def test_whole_numbers_that_are_picked_by_what_depends_on_parameters():
+    assert_same(both(start(Scheduled()), (integers("words", 9, 5, 4), integers("given", 2, 5, 4)), any_batch=False))
+
+
 class Unequal(nn.Module):
     """Fewer heads of keys than of values."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch.fx import Node
@@ -158,10 +158,34 @@ def _from_table(template: str):
     def convert(w: "Writer", node: Node, a: Arguments):
         if template in WHOLE and (y := whole(w, node, WHOLE[template], [a[name] for name in _fields(template)])) is not None:
             return y
+        if (choices := _CHOICES.get(template)) and (chosen := _whole_chosen(w, node, *(a[name] for name in choices))) is not None:
+            return chosen
         _expect_float_or_bool(w, node)
         return expression(w, template, a)
 
     return convert
+
+
+_CHOICES = {EXPRESSIONS["where.self"]: ("condition", "self", "other"), EXPRESSIONS["masked_fill.Scalar"]: ("mask", "value", "self")}
+
+
+def _whole_chosen(w: "Writer", node: Node, condition: Node, yes: Any, no: Any) -> Optional[str]:
+    """One of two whole numbers of any size, as it is: picked of both, side by side."""
+    shape = w.shape(node)
+    if w.dtype(node) != torch.int64 or any(isinstance(x, int) and abs(x) >= EXACT for x in (yes, no)):
+        return None
+
+    def column(x: Any, part: str) -> str:
+        name = w.fill(shape, float(x), part) if isinstance(x, (bool, int)) else w.value(x)
+        if w.dtype_of[name] != "i64" or w.root(name) in w.tensors:  # labels that come from outside may be i32 in the end
+            name = w.emit("Cast", [name], w.shape_of[name], {"dtype": "i64"}, part + "_whole", dtype="i64")
+        if w.shape_of[name] != shape:
+            name = w.emit("Expand", [name], shape, {"shape": shape}, part + "_wide", dtype="i64")
+        return w.reshape(name, [*shape, 1])
+
+    sides = w.concat([column(yes, "yes"), column(no, "no")], len(shape), "both")
+    place = column(w.pointwise("sub(1.0,{0})", [condition], "second"), "place")
+    return w.reshape(w.emit("Gather", [sides, place], [*shape, 1], {"axis": len(shape)}, "chosen", dtype="i64"), shape)
 
 
 def _expect_float_or_bool(w: "Writer", node: Node) -> None:

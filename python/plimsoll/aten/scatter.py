@@ -134,9 +134,10 @@ def index_put(w: "Writer", node: Node, a: Arguments):
         return _masked_put(w, node, a, indices, values)
     if _is_permutation_backwards(w, node, indices, a):
         return _permutation_backwards(w, node, indices[0])
-    _expect_floats(w, node)
-    at = [d for d, index in enumerate(indices) if index is not None]
     number = w.number(values)
+    if w.dtype(node) != torch.bool or number is None or a["accumulate"]:
+        _expect_floats(w, node)
+    at = [d for d, index in enumerate(indices) if index is not None]
     shape, rank, k = w.shape(node), len(w.shape(node)), len(at)
     first = at[0] if at == list(range(at[0], at[0] + k)) else 0  # with a slice between them, theirs are the first dimensions
     order = at + [d for d in range(rank) if d not in at]
