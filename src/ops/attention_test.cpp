@@ -323,6 +323,23 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
   }
 }
 
+// A mask that says only what is seen has no gradient, also where it comes of values that have one.
+TEST(Attention, AComputedMaskOfBytesTakesNoGradient) {
+  Graph graph;
+  std::vector<TensorId> inputs{graph.add_source("q", {1, 3, 4}, DType::f64, Role::input),
+                               graph.add_source("k", {1, 5, 4}, DType::f64, Role::input),
+                               graph.add_source("v", {1, 5, 2}, DType::f64, Role::input)};
+  const TensorId seen = graph.add_source("seen", {3, 5}, DType::f64, Role::input);
+  std::vector<TensorId> wanted = inputs;
+  wanted.push_back(seen);
+  const OpId cast = graph.add_op("Cast", "cast", "cast", {seen}, {{"dtype", std::string("u8")}});
+  inputs.push_back(graph.output(cast));
+  const OpId op = graph.add_op("AttentionForward", "attention", "attention", inputs);
+  GradientCheckOptions options;
+  options.values["seen"] = {1.5, 0.5, 2.5, 0.5, 1.5, 0.5, 1.5, 1.5, 1.5, 0.5, 2.5, 2.5, 0.5, 0.5, 1.5};
+  EXPECT_EQ(check_gradients(graph, {graph.output(op)}, wanted, options), "");
+}
+
 TEST(Attention, NamesWhatDoesNotFit) {
   const Literal q{{2, 4, 3, 8}, {}}, k{{2, 2, 5, 8}, {}}, v{{2, 2, 5, 6}, {}};
   const Attributes shared{{"enable_gqa", int64_t{1}}};
