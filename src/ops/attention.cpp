@@ -168,8 +168,8 @@ std::vector<TensorId> attention_gradient(Graph& graph, OpId id, std::span<const 
   inputs.insert(inputs.end(), op.inputs.begin() + 3, op.inputs.end());
   Attributes attributes = op.attributes;
   // One of bytes says what is seen, and no more.
-  const bool mask_wanted = has_mask(op.attributes, op.inputs.size() - 3) && wanted[3] &&
-                           graph.tensor(op.inputs[3]).dtype != DType::u8;
+  const bool mask_wanted =
+      has_mask(op.attributes, op.inputs.size() - 3) && wanted[3] && graph.tensor(op.inputs[3]).dtype != DType::u8;
   if (mask_wanted) attributes.set("mask_gradient", int64_t{1});
   const OpId back = add_backward(graph, "AttentionBackward", id, "backward", inputs, std::move(attributes));
   for (size_t i = 0; i < 3; ++i) {
