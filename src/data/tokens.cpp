@@ -68,9 +68,11 @@ class Text : public DataSet {
              .windows = windows};
     vocabulary_ = own_vocabulary > 0 ? own_vocabulary : info_.classes;
     if (info_.train_count == 0) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{}: has {} tokens to train on; a window of this network has {}: lower its context",
-                              train_.name(), train_.count, windows.read()));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("{}: has {} tokens{}; a window of this network has {}: lower its context, or give more text",
+                      train_.name(), train_.count,
+                      test_.begin == 0 ? "" : " before its last tenth, which is for testing", windows.read()));
     }
     if (std::max(info_.train_count, info_.test_count) > std::numeric_limits<int32_t>::max()) {
       throw Error(ErrorCode::unsupported, fmt::format("{}: has more than 2^31 windows of {} tokens; raise the context",

@@ -106,8 +106,10 @@ TEST_F(Tokens, OfFilesThatCannotBeAreRefused) {
   EXPECT_THAT(refusal("tokens:" + write("odd.bin", "abc"), causal(8, 9)),
               HasSubstr("odd.bin: has 3 bytes; expected a multiple of 2, the bytes of a token id"));
   EXPECT_THAT(refusal("tokens:" + write("odd.u32", "abcdef"), causal(8, 9)), HasSubstr("expected a multiple of 4"));
-  EXPECT_THAT(refusal("bytes:" + write("short", "abc"), causal(8)),
-              HasSubstr("has 3 tokens to train on; a window of this network has 9: lower its context"));
+  EXPECT_THAT(
+      refusal("bytes:" + write("short", "abc"), causal(8)),
+      HasSubstr("has 3 tokens before its last tenth, which is for testing; a window of this network has 9: lower its "
+                "context, or give more text"));
   EXPECT_THAT(refusal("bytes", causal(8)), HasSubstr("data 'bytes' needs a file: --data bytes:FILE"));
   EXPECT_THAT(refusal("bytes:" + write("images", "abc"), {}), HasSubstr("which are for a language model"));
 }
