@@ -181,6 +181,24 @@ TEST(RunSearch, IsNeverWorseThanKnownRunsThatItStartsFrom) {
   EXPECT_GT(fitted, 10);
 }
 
+TEST(RunSearch, EndsWhereNoMoreRunsAgainThanIsEnough) {
+  int improved = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    const CostInput costs(random_cost_graph(seed, 30));
+    const ValueTimeline timeline = make_timeline(costs.input());
+    const int64_t budget = RunSet(timeline, 0).peak() * 7 / 10;
+    const FoundRuns known = find_runs(timeline, budget, 0), best = find_runs(timeline, budget, 3'000'000);
+    if (!known.fits || best.again_ms > 0.999 * known.again_ms) continue;
+    ++improved;
+    const FoundRuns enough = find_runs(timeline, budget, 3'000'000, {&known.sequence, 1}, known.again_ms);
+    EXPECT_DOUBLE_EQ(enough.again_ms, known.again_ms);
+    const FoundRuns less = find_runs(timeline, budget, 3'000'000, {&known.sequence, 1}, 0.9999 * known.again_ms);
+    EXPECT_LT(less.again_ms, known.again_ms);
+  }
+  EXPECT_GT(improved, 3);
+}
+
 TEST(RunSearch, OfManyStepsLeadsToPlansWhoseOffsetsKeepTheBudget) {
   int found = 0;
   for (uint64_t seed = 0; seed < 6; ++seed) {
