@@ -1,7 +1,6 @@
 # plimsoll._core, what the Python package holds: found by `pip install .`, which sets PLIMSOLL_PYTHON.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
 find_package(nanobind CONFIG REQUIRED)
-set_target_properties(plimsoll PROPERTIES POSITION_INDEPENDENT_CODE ON)
 nanobind_add_module(plimsoll_python STABLE_ABI NB_STATIC python/bind/arrays.cpp python/bind/core.cpp python/bind/fallback.cpp
   python/bind/ranks.cpp python/bind/staging.cpp)
 set_target_properties(plimsoll_python PROPERTIES OUTPUT_NAME _core)

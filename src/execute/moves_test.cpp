@@ -217,9 +217,8 @@ TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
         const Plan plan = Mover(graph, program.plan, {.tiers = tiers, .homes = homes, .slack = slack}).run();
         ASSERT_GT(plan.moves.size(), 10u);
         ASSERT_EQ(violations(graph, plan), "");
-        for (const bool check_memory : {false, true}) {
-          EXPECT_EQ(train(*device, graph, plan, {.check_memory = check_memory, .spill = folder.path()}), expected);
-        }
+        const bool check_memory = (slack == 0) == homes;  // each way beside each of the rest
+        EXPECT_EQ(train(*device, graph, plan, {.check_memory = check_memory, .spill = folder.path()}), expected);
       }
     }
   }
