@@ -21,6 +21,7 @@ constexpr size_t kFewSteps = 4000;     // or than so many
 constexpr size_t kRepeatsFrom =
     2000;                          // steps: from here on a change that failed for some of equal values is left for all
 constexpr int kFailuresOfAll = 2;  // of them
+constexpr int kMostPutOff = 8;     // targets
 
 // One change of the decisions.
 struct Change {
@@ -67,14 +68,18 @@ class Descent {
 
   // Lets values go until no step has more than `target` bytes alive; false when that cannot be.
   bool reach(int64_t target) {
-    for (std::vector<uint32_t>& blocked : blocked_)
-      blocked.assign(std::max(decisions_.gaps.size(), timeline_.values.size()), 0);
-    failures_.clear();
+    unblock();
+    bool some_put_off = put_off();
     std::vector<Change> all, changes;
     for (bool applied = true; schedule_.peak > target;) {
       if (effort_ > options_.effort) return false;
       if (applied) list_changes(target, all);
-      if (all.empty()) return false;
+      if (all.empty()) {
+        if (!std::exchange(some_put_off, false)) return false;
+        unblock();
+        applied = true;
+        continue;
+      }
       changes = all;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
       const size_t batch =
@@ -94,7 +99,7 @@ class Descent {
       applied = apply({changes[0]}, target, true);
       if (applied) continue;
       block(changes[0]);
-      if (!repeats_.empty() && ++failures_[repeated(changes[0])] == kFailuresOfAll) block_equal(changes[0]);
+      if (!repeats_.empty()) note_failure(repeated(changes[0]));
       std::erase_if(all, [&](const Change& change) { return is_blocked(change.kind, change.index, change.choice); });
     }
     return true;
@@ -210,23 +215,50 @@ class Descent {
     const std::vector<uint32_t>& blocked = blocked_[static_cast<size_t>(kind)];
     return (blocked[index] >> choice & 1) != 0;
   }
+  void unblock() {
+    for (std::vector<uint32_t>& blocked : blocked_)
+      blocked.assign(std::max(decisions_.gaps.size(), timeline_.values.size()), 0);
+    failures_.clear();
+  }
   void block(const Change& change) {
     blocked_[static_cast<size_t>(change.kind)][change.index] |= uint32_t{1} << change.choice;
   }
 
   // What is the same change in every one of equal blocks: its kind and choice, the class of its value, and which gap.
   using Repeated = std::tuple<Change::Kind, Choice, int32_t, int32_t>;
+  struct PutOff {
+    int targets = 0, targets_left = 0;
+  };
   Repeated repeated(const Change& change) const {
     const bool is_gap = change.kind == Change::Kind::gap;
     const int32_t v = is_gap ? timeline_.value_of_gap[change.index] : change.index;
     return {change.kind, change.choice, repeats_[v], is_gap ? change.index - timeline_.values[v].first_gap : 0};
   }
-  void block_equal(const Change& change) {
-    const auto [kind, choice, of, gap] = repeated(change);
+  void note_failure(const Repeated& change) {
+    if (++failures_[change] != kFailuresOfAll) return;
+    block_equal(change);
+    PutOff& off = put_off_[change];
+    off.targets_left = off.targets = std::clamp(2 * off.targets, 1, kMostPutOff);
+  }
+  void block_equal(const Repeated& change) {
+    const auto [kind, choice, of, gap] = change;
     for (int32_t v = 0; std::cmp_less(v, repeats_.size()); ++v) {
       if (repeats_[v] != of) continue;
       block({kind, kind == Change::Kind::gap ? timeline_.values[v].first_gap + gap : v, choice});
     }
+  }
+
+  // What failed for equal values mostly fails for the next targets, too: it waits, and twice as long each time that it fails again.
+  // Says whether anything waits.
+  bool put_off() {
+    bool any = false;
+    for (auto& [change, off] : put_off_) {
+      if (off.targets_left == 0) continue;
+      --off.targets_left;
+      block_equal(change);
+      any = true;
+    }
+    return any;
   }
 
   bool tier_allowed(size_t t) const {
@@ -409,6 +441,7 @@ class Descent {
   std::array<std::vector<uint32_t>, 3> blocked_;  // by kind and index: a bit a choice
   std::vector<int32_t> repeats_;                  // by value: its class (repeats.h); empty: not looked at
   std::map<Repeated, int> failures_;              // below the target
+  std::map<Repeated, PutOff> put_off_;
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;          // how many of the steps before this one are above the target
   std::vector<double> start_ms_;        // by step
