@@ -41,7 +41,7 @@ from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
 from .sync_batch_norm import synchronised_by_core
 from .values import has_values
-from .joined import WRAPPED, Joined, default_call, input_names, mode, resized
+from .joined import WRAPPED, Joined, Modes, default_call, input_names, mode, resized
 
 
 @dataclass
@@ -154,6 +154,7 @@ def capture(
     any_batch: bool = True,
     name: str = "",
     fallback: bool = False,
+    modes: Optional[Modes] = None,
 ) -> Captured:
     """Captures a training step of a model.
 
@@ -162,15 +163,15 @@ def capture(
     batch)`` says how the model takes a batch where ``default_call`` would not do. ``outputs(output)`` picks what is to be
     read after a step, for metrics; what is picked stays in memory until the step's end.
 
-    With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
+    ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     with released(model), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
-        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
+        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes)
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -196,7 +197,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         division = divide(first, second, buffers)
         return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0], fallback)
 
-    with mode(model, training):
+    with mode(model, training, modes):
         first = export_program(step, tensors, batch, names)
         first.name_inputs(inputs)
         refuse(divided(first, None))  # before the second export, which takes as long again

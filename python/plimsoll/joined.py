@@ -138,12 +138,28 @@ def resized(tensor: Tensor, batch: int, size: int) -> Tensor:
     return tensor[: min(size, batch)] if size <= batch else tensor[rows.to(tensor.device)]
 
 
+Modes = list[bool]  # of each module, whether it is in training mode
+
+
+def training_modes(model: nn.Module) -> Modes:
+    """How the modules train: as the caller has set them, who may have frozen some by eval(); where none trains, as train() sets them."""
+    modes = [m.training for m in model.modules()]
+    if not any(modes):
+        with mode(model, True):
+            return [m.training for m in model.modules()]
+    return modes
+
+
 @contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode; what the caller had set module by module comes back after it."""
+def mode(model: nn.Module, training: bool, modes: Optional[Modes] = None) -> Iterator[None]:
+    """The model in training or evaluation mode; what the caller had set module by module comes back after it. Where he has some in training
+    mode, the others are frozen on purpose, and stay. ``modes``: those to take instead, where he may have changed them since."""
     before = [(m, m.training) for m in model.modules()]
     try:
-        if not (training and model.training):  # a model in training mode may hold frozen parts: leave them
+        if modes is not None:
+            for (m, _), flag in zip(before, modes):
+                m.training = flag
+        elif not training or not any(flag for _, flag in before):
             model.train(training)
         yield
     finally:

@@ -6,7 +6,8 @@ parameter groups are read at every step, and its ``state_dict`` has the states a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 import torch
@@ -24,10 +25,17 @@ _PLAIN = {
 
 @dataclass
 class Group:
-    """A parameter group: its parameters by name, and the settings that a step is compiled with."""
+    """A parameter group: its parameters by name, and the settings that a step is compiled with.
+
+    Adam counts the updates of every parameter, the core those of the step. So those of a group that began later, as a layer does that was
+    frozen, are a group of their own, ``behind`` by so many updates.
+    """
 
     names: list[str]
     settings: dict[str, Any]
+    number: int = 0  # among the optimizer's
+    behind: int = 0
+    sent: dict[str, Any] = field(default_factory=dict)  # what the core has
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
@@ -68,8 +76,9 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     """
     kind = kind_of(optimizer)
     result = []
+    most = updates_made(optimizer)
     for number, group in enumerate(optimizer.param_groups):
-        members = []
+        members: dict[int, list[str]] = {}  # by how many updates they are behind
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -77,36 +86,79 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
                 raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that the model has not: if"
                     " it is the loss's, put model and loss into one nn.Module and leave loss= out; if a list holds it, make that an"
                     " nn.ModuleList or nn.ParameterList")
-            members.append(names[id(parameter)])
-        result.append(Group(members, _settings(kind, group, number)))
+            behind = 0 if kind == "sgd" else most - _updates_of(optimizer, parameter)
+            members.setdefault(behind, []).append(names[id(parameter)])
+        settings = _settings(kind, group, number)
+        for behind, named in sorted(members.items()) or [(0, [])]:
+            result.append(Group(named, settings, number, behind, settings))
     if not any(group.names for group in result):
         raise ValueError("no parameter of the optimizer requires a gradient, so that nothing would be trained")
     return result
 
 
-def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups]
+def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any) -> int:
+    return int(optimizer.state.get(parameter, {}).get("step", 0))
 
 
-def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group]) -> dict[int, dict[str, Any]]:
+def updates_made(optimizer: torch.optim.Optimizer) -> int:
+    """By the parameter that has had most; 0 for SGD, which does not count them."""
+    return max((_updates_of(optimizer, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad), default=0)
+
+
+def learning_rates(optimizer: torch.optim.Optimizer, groups: Sequence[Group], made: int) -> list[float]:
+    """Of each group, for the update behind so many."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return [rates[group.number] * (1 if group.behind == 0 else _corrections(group, made)[0]) for group in groups]
+
+
+def _corrections(group: Group, made: int) -> tuple[float, float]:
+    """By how much the update of parameters that are behind differs for Adam's corrections of the bias: the factor of the learning rate, and of
+    epsilon, by which the core's becomes PyTorch's."""
+    beta1, beta2 = group.settings["beta1"], group.settings["beta2"]
+    core, own = made + 1, made + 1 - group.behind
+    root = math.sqrt((1 - beta2**own) / (1 - beta2**core)) if beta2 > 0 else 1.0
+    return (1 - beta1**core) / (1 - beta1**own) * root, root
+
+
+def _for_the_core(group: Group, made: int, decoupled: bool) -> dict[str, Any]:
+    if group.behind == 0:
+        return group.settings
+    rate, epsilon = _corrections(group, made)
+    decay = group.settings["weight_decay"] / (rate if decoupled else 1)  # which is multiplied by the learning rate
+    return group.settings | {"epsilon": group.settings["epsilon"] * epsilon, "weight_decay": decay}
+
+
+def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any]) -> None:
+    """What they are behind by the optimizer's states as they are now."""
+    most = updates_made(optimizer)
+    for group in groups:
+        behind = {most - _updates_of(optimizer, parameters[name]) for name in group.names if name in parameters}
+        if len(behind) > 1:
+            raise ValueError("parameters of one group have had different numbers of updates by the optimizer's states, and had one when the step was compiled; compile anew")
+        group.behind = behind.pop() if behind else 0
+
+
+def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group], made: int) -> dict[int, dict[str, Any]]:
     """By number, the settings of those groups whose settings are others than ``groups`` says, which is brought up to date.
 
     Schedulers change them from step to step. Raises ValueError where the step must be compiled anew for a change.
     """
-    if len(optimizer.param_groups) != len(groups):
+    if len(optimizer.param_groups) != len({group.number for group in groups}):
         raise ValueError("the optimizer has other parameter groups than the step was compiled with; compile anew")
     changed = {}
-    for number, (group, known) in enumerate(zip(optimizer.param_groups, groups)):
-        now = _settings(kind, group, number)
-        if now == known.settings:
-            continue
+    decoupled = kind != "sgd" and adam_decouples(kind, optimizer)
+    for i, known in enumerate(groups):
+        number = known.number
+        now = _settings(kind, optimizer.param_groups[number], number)
         momentum, before = now.get("momentum", 1), known.settings.get("momentum", 1)
         if now.get("nesterov") != known.settings.get("nesterov") or (momentum == 0) != (before == 0):
             raise ValueError(
                 f"parameter group {number}: its form of momentum is another than when the step was compiled, which decides"
                 " what states there are; compile anew"
             )
-        known.settings = changed[number] = now
+        known.settings = now
+        if (asked := _for_the_core(known, made, decoupled)) != known.sent:
+            known.sent = changed[i] = asked
     return changed
 
 

@@ -39,11 +39,12 @@ from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible
+from .joined import training_modes
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
 from .settings import Settings, same_network
 from .sync_batch_norm import has_sync_batch_norm
-from .unseen import refuse_unseen
+from .unseen import is_hooked, refuse_unseen
 
 Size = Union[str, int]
 MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
@@ -79,6 +80,7 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
 
 # The steps of a module: what they hold is brought into its tensors before anybody reads them.
 _numbers = itertools.count()
+_made: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int]" = weakref.WeakKeyDictionary()  # updates by steps of ours
 _steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.WeakKeyDictionary()
 
 
@@ -93,6 +95,8 @@ def _bring_up_to_date(model: nn.Module) -> None:
 
 class _Hook:
     """Calls a method of a step whose memory it does not keep alive. A copy of it, or what is read from a file, does nothing."""
+
+    is_of_a_step = True
 
     def __init__(self, step: Optional["Step"] = None, method: str = "sync"):
         self._step, self._method = (lambda: None) if step is None else weakref.ref(step), method
@@ -123,6 +127,10 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
 
+def _members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
 def _told(key: Key) -> str:
     parts = [part for part in key if isinstance(part, tuple)]
     return ", ".join(part[1] if part[0] == "value" else "x".join(map(str, part[0])) or "1" for part in parts)
@@ -136,9 +144,9 @@ class Step:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
-                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
+                 groups: list[optimizers.Group], capture_as: Callable[..., Captured], skeleton: Any, progress: bool,
                  ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None,
-                 fixed: Sequence[int] = (), settings: Optional[Settings] = None):
+                 fixed: Sequence[int] = (), settings: Optional[Settings] = None, modes: Sequence[bool] = ()):
         self._settings = settings or Settings(nn.Module())
         self._number, self._ranks, self._files = next(_numbers), ranks, files
         if ranks is not None:
@@ -156,7 +164,6 @@ class Step:
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
-        self._sizes: dict[Key, int] = {}  # of shapes that share the first's form: samples
         self._progress, self._unplanned = progress, fallbacks.Measured()
         shown = _Progress(progress)
         try:
@@ -176,13 +183,17 @@ class Step:
         self._loaded = False
         self._read: set[str] = set()  # states whose tensors somebody had in his hands since the last step
         self._views: dict[str, Tensor] = {}
+        self._places: dict[str, int] = {}  # where these lie
         self._lock = threading.Lock()
         self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
         self._parts = self._parts_now()
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
-        self._modes = [module.training or not model.training for module in self._modules.values()]
+        self._modes = list(modes)
+        self._in_groups = _members(optimizer)
+        held = {id(tensor) for name, tensor in self._captured.buffers.items() if name in self._states}
+        self._buffers = [(m._buffers, key, t, path) for path, m in self._modules.items() for key, t in m._buffers.items() if id(t) in held]
         self._push()
         give_memory_back()
         hook, of_module = _Hook(self), _Hook(self, "_sync_module")
@@ -194,6 +205,8 @@ class Step:
             model.register_load_state_dict_post_hook(_Hook(self, "_reload")),
             optimizer.register_load_state_dict_pre_hook(hook),
             optimizer.register_load_state_dict_post_hook(_Hook(self, "_reload")),
+            optimizer.register_step_pre_hook(hook),  # a step of PyTorch's own between two of ours
+            optimizer.register_step_post_hook(_Hook(self, "_reload")),
         ]
         _steps.setdefault(model, weakref.WeakSet()).add(self)
         self._meet_others()
@@ -268,9 +281,10 @@ class Step:
     def _train(self, batch: Any, batches: int, following: Any = None) -> float:
         self._expect_the_same_model()
         loaded = self._take_over()
-        for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
+        made = self._core.number
+        for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups, made).items():
             self._core.set_group(group, json.dumps(settings))
-        rates = optimizers.learning_rates(self._optimizer)
+        rates = optimizers.learning_rates(self._optimizer, self._groups, made)
         key, self._fed = self._bring(batch), None
         self._read.clear()  # what was read since, for a new shape, nobody has written
         if self._ranks is not None:
@@ -281,6 +295,7 @@ class Step:
                 loss = self._run_and_feed(rates, batches, following)
             else:
                 loss = self._core.run(rates, batches)
+        _made[self._optimizer] = self._core.number
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = {"module", "optimizer"}
         self._runs += 1
@@ -313,7 +328,14 @@ class Step:
             needs = [parameter.requires_grad for parameter in self._parameters.values()]
         parts = self._parts_now()
         if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
-            raise ValueError("a module, a parameter or a forward hook of the model is another one now than when the step was compiled; compile anew")
+            raise ValueError("a module, a parameter, a forward function or a forward hook of the model is another one now than when the step was compiled; compile anew")
+        for fields, key, buffer, path in self._buffers:
+            if fields.get(key) is not buffer:
+                raise ValueError(f"another tensor is the buffer '{path}.{key}' now than when the step was compiled; write into it by copy_, or compile anew")
+        if is_hooked(self._modules.values(), self._parameters.values(), self._optimizer):
+            refuse_unseen(self._model, self._optimizer)
+        if _members(self._optimizer) != self._in_groups:
+            raise ValueError("the optimizer's groups have other parameters now than when the step was compiled; compile anew")
         if needs != self._needs:
             name, needed = next((name, now) for name, now, then in zip(self._parameters, needs, self._needs) if now != then)
             now, then = ("a", "none") if needed else ("no", "one")
@@ -327,7 +349,8 @@ class Step:
     def _parts_now(self) -> list:
         """What the model consists of; hooks of steps, which do not change what it computes, left out."""
         fields = [f for m in self._modules.values() for f in (m._modules, m._parameters, m._forward_hooks, m._forward_pre_hooks) if f]
-        return [part for parts in fields for part in parts.values() if not isinstance(part, _Hook)]
+        forwards = [m.__dict__["forward"] for m in self._modules.values() if "forward" in m.__dict__]
+        return [part for parts in fields for part in parts.values() if not isinstance(part, _Hook)] + forwards
 
     # --- who else has the module's tensors ---
 
@@ -360,11 +383,12 @@ class Step:
     def _take_replaced(self) -> None:
         """What lies elsewhere since somebody wrote parameter.data = ...: its values are taken over, and it is in the arena again."""
         with untouched():
-            for name, view in self._views.items():
+            for name, place in self._places.items():
                 tensor = self._captured.parameters.get(name, self._captured.buffers.get(name))
-                if tensor is None or tensor.data_ptr() == view.data_ptr() or is_held(tensor):
+                if tensor is None or tensor.data_ptr() == place or is_held(tensor):
                     continue
                 self._set(name, tensor)
+                view = self._view(name)
                 if tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
                     tensor.data = shaped_like(view, tensor)
                 else:
@@ -398,13 +422,12 @@ class Step:
             return self._core.evaluate(number)
 
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
-        """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
+        """A plan for batches of another shape, in the same memory."""
         size = None if self._settings.changed() else self._first.size_of(batch, self._example)
-        form = self._first if size else self._captured_form(batch, True)
+        form = self._captured_form(batch, True, any_batch=not size)  # of so many samples Python may make something else
         if (known := self._same_as_known(batch, form)) is not None:
             return known
-        self._sizes[self._key(batch)] = size or 0
-        add = lambda shown: self._core.add_shape(form.text, size or 0, shown)  # noqa: E731
+        add = lambda shown: self._core.add_shape(form.text, 0, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
     def _key(self, batch: Any) -> Key:
@@ -422,20 +445,19 @@ class Step:
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         size = None
         if self._evaluations and not self._settings.changed():
-            key, (form, _) = next(iter(self._evaluations.items()))
-            size = form.size_of(batch, key)
-        if not size:
-            form = self._captured_form(batch, False)
+            key, (first, _) = next(iter(self._evaluations.items()))
+            size = first.size_of(batch, key)
+        form = self._captured_form(batch, False, any_batch=not size)
         known = self._evaluations.get(key_of(batch))
         if self._settings.changed() and known is not None and same_network(form, known[0]):
             return known
-        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, size or 0))
+        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, 0))
 
-    def _captured_form(self, batch: Any, training: bool) -> Form:
+    def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
         self._sync_module()
 
         def make() -> Form:
-            captured = self._capture_as(batch, training)
+            captured = self._capture_as(batch, training, any_batch)
             return Form(captured, convert(captured, label_dtype="i32"), self._first)
 
         return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
@@ -479,6 +501,7 @@ class Step:
             return True
         self._let_go()
         self._views.clear()
+        self._places.clear()
         before = self._options
         try:
             self._open_again(json.dumps(json.loads(before) | {"arena_bytes": needed}))
@@ -491,6 +514,8 @@ class Step:
         """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
         ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
         self._core = None  # its memory goes before more is taken
+        for group, told in zip(self._groups, json.loads(options)["optimizer"]["groups"]):
+            group.sent = {key: told[key] for key in group.settings}  # the settings have to be told again
         self._options = options
         self._evaluations.clear()
         self._evaluated = None
@@ -502,7 +527,7 @@ class Step:
                     if number == 0:
                         continue
                     try:
-                        self._shapes[key] = form, self._core.add_shape(form.text, self._sizes.get(key, 0), shown, number if ranks else None)
+                        self._shapes[key] = form, self._core.add_shape(form.text, 0, shown, number if ranks else None)
                     except _core.InfeasibleAnswer:  # it is tried again when a batch of it comes
                         del self._shapes[key]
         finally:
@@ -541,11 +566,12 @@ class Step:
 
     def _view(self, name: str) -> Optional[Tensor]:
         """The state where the step has it, if it lies there as an array does."""
-        if name not in self._views:
+        if name not in self._views or self._views[name].data_ptr() != self._places[name]:  # sent to another process, its memory moves
             array = self._core.state_view(name)
             if array is None:
                 return None
             self._views[name] = torch.from_numpy(array)
+            self._places[name] = self._views[name].data_ptr()
         return self._views[name]
 
     def _own(self) -> dict[str, Tensor]:
@@ -572,15 +598,19 @@ class Step:
                     self._rest(tensor)
         if not with_optimizer:
             return
-        number = 0
+        if self._kind == "sgd":
+            number = _made.get(self._optimizer, 0)  # its states do not say
+        else:
+            number = optimizers.updates_made(self._optimizer)
+            optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters)
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
-            number = max(number, int(state.get("step", 0)))
             for theirs, ours in self._states_of(name).items():
                 value, view = state.get(theirs), self._view(ours)
                 if value is None or view is None or value.data_ptr() != view.data_ptr():
                     self._set(ours, torch.zeros_like(parameter) if value is None else value)
-        self._core.start_at(number, self._seed)
+        if not (self._core.accumulated and self._core.number == number):  # else gradients that are summed already would be lost
+            self._core.start_at(number, self._seed)
 
     def sync(self) -> None:
         """Brings the module's parameters and buffers, and the optimizer's states, up to date: those that are not the
@@ -616,6 +646,7 @@ class Step:
                     self._rest(tensor)
 
     def _read_optimizer(self, left: set[str]) -> None:
+        behind = {name: group.behind for group in self._groups for name in group.names}
         for name, parameter in self._captured.parameters.items():
             ours = self._states_of(name)
             if not ours or left & set(ours.values()):
@@ -625,11 +656,11 @@ class Step:
                 view = self._view(core_name)
                 state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
             if self._kind != "sgd":
-                state["step"] = torch.tensor(float(self._core.number))
+                state["step"] = torch.tensor(float(self._core.number - behind.get(name, 0)))
 
     def _let_go(self) -> None:
         """Module and optimizer get tensors of their own for those in the step's memory."""
-        ours = {view.data_ptr() for view in self._views.values()}
+        ours = set(self._places.values())
         with untouched():
             for tensor in self._own().values():
                 let_go(tensor, self)
@@ -678,8 +709,8 @@ class Step:
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
-        self._push("optimizer" not in self._stale or not self._divided)
-        self._stale = set() if not self._divided else self._stale & {"optimizer"}
+        self._push("optimizer" not in self._stale)  # else nobody can have written into its states
+        self._stale = self._stale & {"optimizer"}
 
     # --- files ---
 
@@ -718,6 +749,7 @@ class Step:
         self._optimizer.load_state_dict(content["optimizer"])
         self._seed = content["seed"]
         torch.set_rng_state(content["torch_rng"])
+        _made[self._optimizer] = content["number"]
         self._push()
         self._core.start_at(content["number"], self._seed)
         self._stale = set()
@@ -820,8 +852,13 @@ def compile(
         largest, *others = (with_fixed(batch, fixed) for batch in (largest, *others))
         synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
 
-        def capture_as(batch: Any, training: bool) -> Captured:
-            return capture(model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, fallback=fallback is not None)
+        modes = training_modes(model)
+
+        def capture_as(batch: Any, training: bool, any_batch: bool = True) -> Captured:
+            return capture(
+                model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, any_batch=any_batch,
+                fallback=fallback is not None, modes=modes if training else None,
+            )
 
         first = Form(captured, converted)  # where states lie is as the largest needs it
         forms = [(key_of(largest), first)]
@@ -840,7 +877,7 @@ def compile(
             feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep({name: captured.buffers[name] for name in captured.first.updates if name in captured.buffers})
+            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep({name: captured.buffers[name] for name in captured.first.updates if name in captured.buffers}), modes
         )
 
     taken: list[Tensor] = []

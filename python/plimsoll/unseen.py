@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,20 @@ def refuse_unseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     told += _hooks_of(optimizer, "the optimizer", _OF_OPTIMIZERS)
     if told:
         raise Unsupported(told)
+
+
+def is_hooked(modules_: Sequence[nn.Module], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``refuse_unseen`` may find a hook: it is asked before every step."""
+    for module in modules_:
+        if module._backward_hooks or module._backward_pre_hooks:
+            return True
+    for parameter in parameters:
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return True
+    own = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]  # type: ignore[attr-defined]
+    return not all(getattr(hook, "is_of_a_step", False) for hook in own) or any(
+        getattr(owner, field, None) for owner, kinds in ((modules, _OF_ALL_MODULES), (optimizers, _OF_ALL_OPTIMIZERS)) for field in kinds
+    )
 
 
 _DETECTORS = ("GeneralizedRCNN", "RetinaNet", "FCOS", "SSD")
@@ -84,7 +98,7 @@ def _not_updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Uns
 
 def _hooks_of(owner: Any, name: str, kinds: dict[str, str]) -> list[UnsupportedOp]:
     reason = "the step would not call this hook; remove it, or do what it does in the loss or between steps"
-    found = ((kind, hook) for field, kind in kinds.items() for hook in (getattr(owner, field, None) or {}).values())
+    found = ((kind, hook) for field, kind in kinds.items() for hook in (getattr(owner, field, None) or {}).values() if not getattr(hook, "is_of_a_step", False))
     return [UnsupportedOp(kind, name, _line_of(hook), reason) for kind, hook in found]
 
 

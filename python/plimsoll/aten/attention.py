@@ -55,11 +55,11 @@ def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[Node], text
 
 
 def _seen(w: "Writer", mask: Node) -> str:
-    """A mask's tensor. Truths that the network computes are numbers, which would be added to the scores: what they hide gets minus infinity."""
+    """A mask's tensor. Truths that the network computes are numbers, which would be added to the scores: they become bytes."""
     base = w.base(mask)
     if w.dtype(mask) != torch.bool or w.dtype_of[base] == "u8":
         return base
-    return w.base(w.pointwise("where({0},0.0,-inf)", [base], "hiding"))
+    return w.emit("Cast", [base], w.shape_of[base], {"dtype": "u8"}, "seen", dtype="u8")
 
 
 def _window(w: "Writer", mask: Node, queries: int, keys: int) -> Optional[Window]:
