@@ -190,7 +190,8 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     fixed: list[str] = []
     parameters = {names[n]: p for n, p in step.named_parameters()}
     buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
-    inputs = input_names(model, example, has_loss)
+    taken = {*parameters, *buffers}
+    inputs = [f"batch.{name}" if name in taken else name for name in input_names(model, example, has_loss)]
     title = name or type(model).__name__.lower()
 
     def divided(first: Program, second: Optional[Program]) -> Captured:

@@ -92,6 +92,11 @@ class Form:
         return bool(self._fed)
 
     @property
+    def fed(self) -> set[str]:
+        """What that is, by the captured network's names."""
+        return {name.removeprefix("fed/") for name in self._fed}
+
+    @property
     def outputs(self) -> dict[str, str]:
         """The caller's names of what he reads after a step, and the network's."""
         return self.converted.outputs

@@ -8,10 +8,14 @@ out to be the same, the number does not matter, and is not looked at again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import sys
+import sysconfig
 import warnings
 from argparse import Namespace
-from types import FunctionType, MethodType, SimpleNamespace
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
@@ -32,13 +36,11 @@ def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     for title, owner in given.items():
         if isinstance(owner, MethodType):
+            yield from _of_function(title, owner.__func__, seen)
             owner = owner.__self__
         for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
             if isinstance(part, FunctionType):
-                for told, fields in _of_function(title, part):
-                    if id(fields) not in seen:
-                        seen.add(id(fields))
-                        yield told, fields
+                yield from _of_function(title, part, seen)
                 continue
             fields = getattr(part, "__dict__", None)
             if not isinstance(fields, dict) or id(fields) in seen:
@@ -50,33 +52,92 @@ def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
                 seen.update((id(part._buffers), id(part._parameters)))
                 if title != "model":
                     yield f"{title}.{name}".strip("."), part._parameters
+            yield from _of_class(type(part), seen)
             for key, value in list(fields.items()):
-                if key not in _OWN and _holds_tensors(value):
-                    yield f"{name}.{key}".strip("."), value if type(value) is dict else _Entries(value)
-                if _is_configuration(value) and id(vars(value)) not in seen:
-                    seen.add(id(vars(value)))
-                    yield f"{name}.{key}".strip("."), vars(value)
+                if key not in _OWN:
+                    yield from _inside(f"{name}.{key}".strip("."), value, seen)
 
 
-def _is_configuration(value: Any) -> bool:
-    return isinstance(value, (Namespace, SimpleNamespace)) or (dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"))
+def _inside(told: str, value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Of what a name stands for: entries, attributes, and what a function of the user's reads in turn."""
+    if depth == 0 or id(value) in seen or isinstance(value, _PLAIN) or isinstance(value, Tensor):
+        return
+    if isinstance(value, FunctionType):
+        if _is_users(value.__module__):
+            yield from _of_function(told, value, seen, depth - 1)
+    elif isinstance(value, MethodType):
+        yield from _inside(told, value.__func__, seen, depth)
+        yield from _inside(told, value.__self__, seen, depth)
+    elif isinstance(value, type):
+        yield from _of_class(value, seen)
+    elif isinstance(value, nn.Module):
+        for path, module in value.named_modules():
+            for fields in (vars(module), module._buffers, module._parameters):
+                if id(fields) not in seen:
+                    seen.add(id(fields))
+                    yield f"{told}.{path}".strip("."), fields
+    elif type(value) in (dict, list, tuple):
+        seen.add(id(value))
+        if _holds_tensors(value) or (type(value) is dict and depth < 3 and 0 < len(value) <= _MOST):
+            yield told, value if type(value) is dict else _Entries(value)
+        if len(value) <= _MOST:
+            for key, entry in list(value.items() if type(value) is dict else enumerate(value)):
+                if not isinstance(entry, nn.Module):
+                    yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
+    elif _has_attributes(value) and id(vars(value)) not in seen:
+        seen.update((id(value), id(vars(value))))
+        yield told, vars(value)
+        yield from _of_class(type(value), seen)
+        for key, entry in list(vars(value).items()):
+            yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
 
 
-def _of_function(title: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _has_attributes(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) and (
+        isinstance(value, (Namespace, SimpleNamespace)) or dataclasses.is_dataclass(value) or _is_users(type(value).__module__)
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _is_users(module: Optional[str]) -> bool:
+    """Whether a module is the user's own, and no installed package."""
+    if module == "__main__":
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file is None or (module or "").split(".")[0] in ("torch", "plimsoll"):
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts) and Path(sysconfig.get_paths()["stdlib"]) not in Path(file).parents
+
+
+def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    for c in kind.__mro__:
+        if id(c) in seen or not _is_users(c.__module__):
+            continue
+        seen.add(id(c))
+        yield c.__name__, _Read(vars(c), tuple(vars(c)))
+        for function in list(vars(c).values()):
+            function = function.fget if isinstance(function, property) else getattr(function, "__func__", function)
+            if isinstance(function, FunctionType):
+                yield from _of_function(c.__name__, function, seen, 2)
+
+
+def _names_of(code: CodeType) -> tuple[str, ...]:
+    """That a function reads, and what is defined within it."""
+    return tuple({*code.co_names, *(name for part in code.co_consts if isinstance(part, CodeType) for name in _names_of(part))})
+
+
+def _of_function(title: str, function: FunctionType, seen: set[int], depth: int = 3) -> Iterator[tuple[str, Any]]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
     code = function.__code__
-    yield title, _Read(function.__globals__, code.co_names)
+    names = _names_of(code)
+    yield title, _Read(function.__globals__, names)
     cells = dict(zip(code.co_freevars, function.__closure__ or ()))
     yield title, _Cells(cells)
-    held = {name: _Cells.value(cell) for name, cell in cells.items()} | {name: function.__globals__.get(name) for name in code.co_names}
+    held = {name: _Cells.value(cell) for name, cell in cells.items()} | {name: function.__globals__.get(name) for name in names}
     for name, value in held.items():
-        if _is_configuration(value):
-            yield name, vars(value)
-        elif _holds_tensors(value):
-            yield name, value if type(value) is dict else _Entries(value)
-        elif isinstance(value, nn.Module):
-            for path, module in value.named_modules():
-                for fields in (vars(module), module._buffers, module._parameters):
-                    yield f"{name}.{path}".strip("."), fields
+        yield from _inside(name, value, seen, depth)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -127,7 +188,7 @@ class _Cells(dict):  # type: ignore[type-arg]
 
 
 def _kind(name: str, value: Any) -> bool:
-    return name not in _OWN and not name.startswith("__") and (isinstance(value, (*_PLAIN, Tensor)) or _is_short(value))
+    return isinstance(name, str) and name not in _OWN and not name.startswith("__") and (isinstance(value, (*_PLAIN, Tensor)) or _is_short(value))
 
 
 def _is_short(value: Any) -> bool:

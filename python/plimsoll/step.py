@@ -19,12 +19,14 @@ import itertools
 import json
 import operator
 import os
+import random
 import sys
 import threading
 import warnings
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -71,7 +73,7 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
     told["optimizer"] = {
         "name": kind,
         "accumulate": accumulate,
-        "clip_grad_norm": clip_grad_norm,
+        "clip_grad_norm": min(clip_grad_norm, 3e38),  # inf: nothing is clipped, and the norm is there to be read
         "sync_batch_norm": sync_batch_norm,
         "groups": [{"parameters": group.names, **group.settings} for group in groups],
     }
@@ -458,9 +460,22 @@ class Step:
 
         def make() -> Form:
             captured = self._capture_as(batch, training, any_batch)
-            return Form(captured, convert(captured, label_dtype="i32"), self._first)
+            form = Form(captured, convert(captured, label_dtype="i32"), self._first)
+            if training:
+                self._expect_no_more(form)
+            return form
 
         return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
+
+    def _expect_no_more(self, form: Form) -> None:
+        """That this batch trains nothing that the first did not, whose states are not there."""
+        trained = set(itertools.chain.from_iterable(self._in_groups))
+        for name, parameter in form.captured.parameters.items():
+            if name in form.fed and parameter.requires_grad and id(parameter) in trained:
+                raise ValueError(
+                    f"'{name}' would be trained now, and was not when the step was compiled: its states have no place. Compile with an example, and in"
+                    " a state of the model, that reach all that is to be trained"
+                )
 
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len(to) >= MOST_SHAPES:
@@ -709,7 +724,8 @@ class Step:
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
-        self._push("optimizer" not in self._stale)  # else nobody can have written into its states
+        self._sync_module()  # what nobody has read since it was trained
+        self._push("optimizer" not in self._stale)
         self._stale = self._stale & {"optimizer"}
 
     # --- files ---
@@ -847,7 +863,13 @@ def compile(
         refuse_unseen(model, optimizer)
         _expect_values(model)
         settings = Settings(model, loss, call)
+        generators = _generators()
         (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback))
+        if generators != _generators():
+            warnings.warn(
+                "the model or the loss draws random numbers of Python or numpy: what they were at compile they are in every step. Draw them"
+                " by torch, or give them with the batch", stacklevel=2,
+            )
         skeleton = skeleton_of(largest)
         largest, *others = (with_fixed(batch, fixed) for batch in (largest, *others))
         synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
@@ -886,6 +908,12 @@ def compile(
     except BaseException:
         bring_back(taken)
         raise
+
+
+def _generators() -> tuple:
+    """The states of Python's and numpy's generators of random numbers."""
+    kind, keys, place, *rest = np.random.get_state()
+    return random.getstate(), keys.tobytes(), place, rest
 
 
 def _alone(model: nn.Module) -> list[Tensor]:

@@ -375,7 +375,7 @@ def celu(w: "Writer", node: Node, a: Arguments):
 @converts("_to_copy.default")
 def to_copy(w: "Writer", node: Node, a: Arguments):
     before, after = w.dtype(a["self"]), w.dtype(node)
-    if before == after or {before, after} <= {torch.float32, torch.bool}:
+    if before == after or {before, after} <= {torch.float32, torch.bool} or (before, after) == (torch.float64, torch.float32):
         if after == torch.bool and before != torch.bool:
             return w.pointwise("ne({0},0.0)", [a["self"]])
         if w.dtype_of[w.value(a["self"])] == "f32":
