@@ -50,6 +50,7 @@ from .unseen import is_hooked, refuse_unseen
 
 Size = Union[str, int]
 MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
+MOST_TEXTS = 8
 
 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
@@ -129,6 +130,10 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, tuple) and part[0] == "value" and part[1][:1] in ("'", '"')
+
+
 def _members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
@@ -166,6 +171,8 @@ class Step:
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._texts: dict[int, Optional[set]] = {}  # by place in a batch, those that made no difference; None: they do
+        self._unread: set[int] = set()  # places of texts that no network reads
         self._progress, self._unplanned = progress, fallbacks.Measured()
         shown = _Progress(progress)
         try:
@@ -427,17 +434,49 @@ class Step:
         """A plan for batches of another shape, in the same memory."""
         size = None if self._settings.changed() else self._first.size_of(batch, self._example)
         form = self._captured_form(batch, True, any_batch=not size)  # of so many samples Python may make something else
-        if (known := self._same_as_known(batch, form)) is not None:
+        known = self._same_as_known(batch, form) or self._same_but_for_texts(self._shapes, batch, form)
+        if known is not None:
             return known
         add = lambda shown: self._core.add_shape(form.text, 0, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
     def _key(self, batch: Any) -> Key:
-        return key_of(batch) + self._settings.key()
+        return self._without_unread(key_of(batch) + self._settings.key())
+
+    def _without_unread(self, key: Key) -> Key:
+        return tuple(("value", "") if i in self._unread else part for i, part in enumerate(key)) if self._unread else key
+
+    def _same_but_for_texts(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form) -> Optional[tuple[Form, int]]:
+        """Where a batch has other texts than one before, as names of files, and the network is the same: there is no new plan. After
+        MOST_TEXTS of them that make no difference, and none that does, they are not looked at again."""
+        key, found, decided = self._key(batch), None, set()
+        for known, (other, number) in list(to.items()):
+            differ = {i for i, (a, b) in enumerate(zip(known, key)) if a != b}
+            if len(known) != len(key) or not differ or not all(_is_text(known[i]) and _is_text(key[i]) for i in differ):
+                continue
+            if not same_network(form, other):
+                self._texts.update((i, None) for i in differ)  # they are read
+                continue
+            found = other, number
+            for i in differ:
+                texts = self._texts.setdefault(i, set())
+                if texts is not None:
+                    texts.update((known[i], key[i]))
+                    decided |= {i} if len(texts) > MOST_TEXTS else set()
+        if found is not None:
+            to[key] = found
+        if decided:
+            self._unread |= decided
+            for shapes in (self._shapes, self._evaluations):
+                items = [(self._without_unread(known), value) for known, value in shapes.items()]
+                shapes.clear()
+                for known, value in items:
+                    shapes.setdefault(known, value)
+        return found
 
     def _same_as_known(self, batch: Any, form: Form) -> Optional[tuple[Form, int]]:
         """Where a number of the model has changed, and the network has not: that number is not looked at again."""
-        changed, known = self._settings.changed(), self._shapes.get(key_of(batch))
+        changed, known = self._settings.changed(), self._shapes.get(self._without_unread(key_of(batch)))
         if changed and known is not None and same_network(form, known[0]):
             self._settings.forget(changed)
             return known
@@ -450,9 +489,11 @@ class Step:
             key, (first, _) = next(iter(self._evaluations.items()))
             size = first.size_of(batch, key)
         form = self._captured_form(batch, False, any_batch=not size)
-        known = self._evaluations.get(key_of(batch))
+        known = self._evaluations.get(self._without_unread(key_of(batch)))
         if self._settings.changed() and known is not None and same_network(form, known[0]):
             return known
+        if (same := self._same_but_for_texts(self._evaluations, batch, form)) is not None:
+            return same
         return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, 0))
 
     def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
@@ -478,10 +519,12 @@ class Step:
                 )
 
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
-        if len(to) >= MOST_SHAPES:
+        if len({number for _, number in to.values()}) >= MOST_SHAPES:
             raise ValueError(
                 f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(self._key(batch))}; each"
-                " takes a plan of its own, so pad batches to a few lengths"
+                " takes a plan of its own, so pad batches to a few lengths" if key_of(batch)[:-1] not in {key[: len(key_of(batch)) - 1] for key in to} else
+                f"what the network reads beside the batch's tensors has had {MOST_SHAPES} values, each with a plan of its own, and has another now:"
+                f" {_told(self._key(batch))}. Make it a tensor of the batch"
             )
         shown = _Progress(self._progress)
         try:

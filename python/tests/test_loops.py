@@ -501,3 +501,29 @@ def test_numbers_of_python_in_a_batch_are_cast():
     expected = loss(model(*batch[:2]), batch).item()
     step = compiled(model, sgd(model), loss=loss, example=batch, call=lambda model, batch: model(*batch[:2]))
     assert step(batch) == pytest.approx(expected, rel=1e-5)
+
+
+def test_texts_of_a_batch_that_nobody_reads_cost_no_plans():
+    torch.manual_seed(0)
+    model = nn.Linear(10, 5)
+    batch = lambda i, count=8: {"x": BATCH[0][:count], "y": BATCH[1][:count], "files": [f"{i}/{k}.png" for k in range(count)]}  # noqa: E731
+    loss = lambda output, batch: F.cross_entropy(output, batch["y"])  # noqa: E731
+    step = compiled(model, sgd(model), loss=loss, example=batch(0), call=lambda model, batch: model(batch["x"]))
+    for i in range(40):
+        step(batch(i))
+        step.evaluate(batch(-i))
+    step(batch(1, 5))
+    step(batch(2, 5))
+    assert len(step._shapes) == 2 and len(step._evaluations) == 1
+
+
+def test_texts_that_are_read_count():
+    torch.manual_seed(0)
+    model = nn.Linear(10, 5)
+    batch = lambda kind: {"x": BATCH[0], "y": BATCH[1], "kind": kind}  # noqa: E731
+    call = lambda model, batch: model(batch["x"]) * (2 if batch["kind"] == "twice" else 1)  # noqa: E731
+    loss = lambda output, batch: F.cross_entropy(output, batch["y"])  # noqa: E731
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = compiled(model, optimizer, loss=loss, example=batch("once"), call=call)
+    for kind in ("once", "twice", "once", "other", "twice"):
+        assert step(batch(kind)) == pytest.approx(loss(call(model, batch(kind)), batch(kind)).item(), rel=1e-5)
