@@ -181,7 +181,7 @@ NetworkStepListener listener_of(const nb::object& progress) {
   };
   listener.preparing = [&progress](const std::string& what, int64_t done, int64_t total) {
     const nb::gil_scoped_acquire gil;
-    if (!progress.is_none()) progress(what, done, total);
+    if (!progress.is_none() && PyErr_Occurred() == nullptr) progress(what, done, total);  // else it was interrupted
   };
   return listener;
 }
