@@ -142,6 +142,10 @@ class TrainingStep {
   // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
   void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
   void read_state(std::string_view name, Bytes offset, std::span<std::byte> into) const;
+  // All of them as this rank has them, and back: where a rehearsal in the same memory overwrites them.
+  using OwnStates = std::vector<std::vector<std::byte>>;
+  OwnStates own_states() const;
+  void set_own_states(const OwnStates& states);
   TensorSource state_source() const;  // for save_checkpoint
   // Whether other ranks have a part of some state. Then what reads a state, here and state() above, is done by all ranks
   // together, in one order; each gets the whole.

@@ -8,6 +8,7 @@ out to be the same, the number does not matter, and is not looked at again.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import sys
@@ -122,8 +123,9 @@ def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _names_of(code: CodeType) -> tuple[str, ...]:
-    """That a function reads, and what is defined within it."""
-    return tuple({*code.co_names, *(name for part in code.co_consts if isinstance(part, CodeType) for name in _names_of(part))})
+    """The global variables that a function reads, and what is defined within it."""
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return tuple(dict.fromkeys([*own, *(name for part in code.co_consts if isinstance(part, CodeType) for name in _names_of(part))]))
 
 
 def _of_function(title: str, function: FunctionType, seen: set[int], depth: int = 3) -> Iterator[tuple[str, Any]]:

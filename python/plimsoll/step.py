@@ -256,6 +256,8 @@ class Step:
                 continue
             with self._lock:
                 batch = batch if batch is self._fed else self._arranged(batch)
+                if self._key(batch) not in self._shapes:  # before a capture reads the module
+                    self._take_over()
                 self._bring(batch)
             following, failure = end, None
             try:
@@ -341,7 +343,9 @@ class Step:
         for fields, key, buffer, path in self._buffers:
             if fields.get(key) is not buffer:
                 raise ValueError(f"another tensor is the buffer '{path}.{key}' now than when the step was compiled; write into it by copy_, or compile anew")
-        if is_hooked(self._modules.values(), self._parameters.values(), self._optimizer):
+        with untouched():
+            hooked = is_hooked(self._modules.values(), self._parameters.values(), self._optimizer)
+        if hooked:
             refuse_unseen(self._model, self._optimizer)
         if _members(self._optimizer) != self._in_groups:
             raise ValueError("the optimizer's groups have other parameters now than when the step was compiled; compile anew")

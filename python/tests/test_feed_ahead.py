@@ -118,3 +118,42 @@ def test_what_is_wrong_with_a_batch_is_told_when_that_is_wanted(told):
     assert losses == told["plain"][0][:2] and text == "the disk is gone"
     losses, text, goes_on = told["out_of_range"]
     assert [*losses, goes_on] == told["plain"][0][:2] and "the label 5" in text
+
+
+OTHER_SHAPES = """
+import copy, json, torch, torch.nn.functional as F, plimsoll
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(12, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5))
+expected = copy.deepcopy(model)
+loss = lambda output, batch: F.cross_entropy(output, batch[1])
+batches = [(torch.randn(size, 12), torch.randint(0, 5, (size,))) for size in (8, 8, 4, 8, 6, 4, 8)]
+step = plimsoll.compile(model, torch.optim.Adam(model.parameters(), lr=0.01), loss=loss, example=batches[0], memory="64MiB", device="cuda:0", progress=False)
+optimizer = torch.optim.Adam(expected.parameters(), lr=0.01)
+losses = []
+for i, batch in enumerate(batches):
+    if i == 3:
+        step.evaluate(batches[4])
+    optimizer.zero_grad()
+    value = loss(expected(batch[0]), batch)
+    value.backward()
+    optimizer.step()
+    losses.append([step(batch), value.item()])
+states = [(a - b).abs().max().item() for a, b in zip(model.state_dict().values(), expected.state_dict().values())]
+print(json.dumps([losses, states]))
+"""
+
+
+def test_a_batch_of_another_size_leaves_a_gpus_states_as_they_were(tmp_path):
+    """Its plan is rehearsed on the device, in the memory of the training."""
+    if not FAKE.exists():
+        pytest.skip("the module that stands for CUDA is not built; ./test does it")
+    environment = {**os.environ, "PLIMSOLL_CUDA_MODULE": str(FAKE), "PLIMSOLL_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", OTHER_SHAPES], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    losses, states = json.loads(done.stdout.splitlines()[-1])
+    for found, expected in losses:
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert max(states) < 1e-4

@@ -240,7 +240,19 @@ NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
         std::get<Program>(std::move(compiled)), *session_.device,
         ExecuteOptions{.spill = session_.spill, .peer = session_.peer, .remote = session_.remote},
         steps_[0]->executor().memory());
-    if (session_.device->info().asynchronous && !rehearse(step->executor(), refused).empty()) continue;
+    if (session_.device->info().asynchronous) {
+      const TrainingStep::OwnStates states =
+          this->step().own_states();  // in the same memory, where the rehearsal trains on anything
+      bool runs = false;
+      try {
+        runs = rehearse(step->executor(), refused).empty();
+      } catch (...) {
+        this->step().set_own_states(states);
+        throw;
+      }
+      this->step().set_own_states(states);
+      if (!runs) continue;
+    }
     step->start_at(0, 0);
     return step;
   }

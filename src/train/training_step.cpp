@@ -308,6 +308,25 @@ StateTensor TrainingStep::state(std::string_view name) const {
   return result;
 }
 
+TrainingStep::OwnStates TrainingStep::own_states() const {
+  OwnStates states;
+  for (const WholeState& whole : wholes_) {
+    for (const TensorId part : whole.parts) {
+      const Tensor& tensor = program_->network.graph.tensor(part);
+      states.emplace_back(storage_bytes(tensor.shape, tensor.dtype, {}).count);
+      executor_->read(part, states.back());
+    }
+  }
+  return states;
+}
+
+void TrainingStep::set_own_states(const OwnStates& states) {
+  size_t i = 0;
+  for (const WholeState& whole : wholes_) {
+    for (const TensorId part : whole.parts) executor_->write(part, states.at(i++));
+  }
+}
+
 std::span<std::byte> TrainingStep::state_bytes(std::string_view name) {
   const std::vector<TensorId>& parts = wholes_[find_state(name)].parts;
   if (parts.size() != 1 || program_->network.graph.tensor(parts[0]).shard.is_shard()) return {};
