@@ -50,7 +50,7 @@ from .unseen import is_hooked, refuse_unseen
 
 Size = Union[str, int]
 MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
-MOST_TEXTS = 8
+MOST_TEXTS = 8  # of a batch, that make no difference to the network: then they are taken for names
 
 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
