@@ -39,6 +39,7 @@ from .hf_masks import masks_by_torch
 from .packed import padded_sequences
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
+from .settings import modules_beside
 from .sync_batch_norm import synchronised_by_core
 from .values import has_values
 from .joined import WRAPPED, Joined, Modes, default_call, input_names, mode, resized
@@ -49,8 +50,9 @@ class Captured:
     """A model and its loss as graphs, divided into network, prelude and constants.
 
     ``inputs`` are the names of the batch's tensors in order; ``parameters`` and ``buffers`` the model's own tensors by
-    their names in ``state_dict``, of tied parameters the first name only (``tied`` has the others). ``fixed_batch`` says
-    why the batch's size cannot change without capturing again; empty: it can.
+    their names in ``state_dict``, of tied parameters the first name only (``tied`` has the others; ``known`` has all by the parameters' ids).
+    Those of the loss and of modules beside the model, which these read, are among them, as "loss.weight" and "beside.judge.weight".
+    ``fixed_batch`` says why the batch's size cannot change without capturing again; empty: it can.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Captured:
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
     tied: dict[str, str]
+    known: dict[int, str]
+    beside: dict[str, nn.Module]
     fixed_batch: list[str] = field(default_factory=list)
     batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
     fallback: bool = False  # whether PyTorch computes what has no converter
@@ -167,11 +171,12 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
-        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes)
+    beside = modules_beside(model, loss, call, outputs)
+    with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
+        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside)
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -185,10 +190,11 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     tensors = [t.clone() if id(t) in seen or seen.add(id(t)) else t for t in tensors]  # type: ignore[func-returns-value]
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
-    step = Joined(model, loss, call, outputs, example)
+    step = Joined(model, loss, call, outputs, example, beside)
     names, tied = _tie(step)
     fixed: list[str] = []
     parameters = {names[n]: p for n, p in step.named_parameters()}
+    known = {id(p): names[n] for n, p in step.named_parameters(remove_duplicate=False)}
     buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
     taken = {*parameters, *buffers}
     inputs = [f"batch.{name}" if name in taken else name for name in input_names(model, example, has_loss)]
@@ -196,7 +202,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0], fallback)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, fixed, sized[0], fallback)
 
     with mode(model, training, modes):
         first = export_program(step, tensors, batch, names)

@@ -85,9 +85,9 @@ def let_go(tensor: Tensor, step: Any) -> None:
 
 
 @contextmanager
-def released(model: nn.Module) -> Iterator[None]:
-    """The model's tensors are PyTorch's own meanwhile: for an export, which knows no others."""
-    tensors = [t for t in [*model.parameters(), *model.buffers()] if isinstance(t, _Held)]
+def released(*modules: nn.Module) -> Iterator[None]:
+    """Their tensors are PyTorch's own meanwhile: for an export, which knows no others."""
+    tensors = {id(t): t for module in modules for t in [*module.parameters(), *module.buffers()] if isinstance(t, _Held)}.values()
     for tensor in tensors:
         _read(tensor)
     classes = [type(tensor) for tensor in tensors]

@@ -20,12 +20,13 @@ WRAPPED = "model."  # where the wrapper below holds the model
 class Joined(nn.Module):
     """Model and loss as one module that takes the tensors of a batch and returns (loss, outputs by name)."""
 
-    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch):
+    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}):
         super().__init__()
         self.model = model
         self.loss = loss
         self.call = call
         self.outputs = outputs
+        self.beside = nn.ModuleDict(beside)  # which these read
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
@@ -38,7 +39,8 @@ class Joined(nn.Module):
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         note_gradients(torch.is_grad_enabled())
-        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()], has_fixed(self.leaves), dict(self.model.named_buffers())) as assumed:
+        buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
+        with Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):

@@ -83,8 +83,8 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
             if not parameter.requires_grad:
                 continue
             if id(parameter) not in names:
-                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that the model has not: if"
-                    " it is the loss's, put model and loss into one nn.Module and leave loss= out; if a list holds it, make that an"
+                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that neither the model has nor a module that the"
+                    " loss names: if it is the loss's, put model and loss into one nn.Module and leave loss= out; if a list holds it, make that an"
                     " nn.ModuleList or nn.ParameterList")
             behind = 0 if kind == "sgd" else most - _updates_of(optimizer, parameter)
             members.setdefault(behind, []).append(names[id(parameter)])
@@ -160,11 +160,3 @@ def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequen
         if (asked := _for_the_core(known, made, decoupled)) != known.sent:
             known.sent = changed[i] = asked
     return changed
-
-
-def parameter_names(model: nn.Module, tied: Mapping[str, str]) -> dict[int, str]:
-    """By the parameter's id, the name under which the network knows it."""
-    names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), tied.get(name, name))
-    return names

@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .held import untouched
 from .values import has_values
@@ -29,16 +30,47 @@ _PLAIN = (bool, int, float, str, type(None))
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
+OFTEN = "make it a tensor of the batch, or, of a module, write into it by load_state_dict and put no other in its place"
 
 
-def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
+class _Seen(set):  # type: ignore[type-arg]
+    """Ids of what was looked at."""
+
+    def __init__(self, *wholes: Any) -> None:
+        super().__init__()
+        self.own = {id(part) for whole in wholes if isinstance(whole, nn.Module) for part in whole.modules()}
+        self.modules: list[tuple[str, nn.Module]] = []  # others that were met, by the names that led there
+
+
+def modules_beside(model: nn.Module, *functions: Optional[Callable]) -> dict[str, nn.Module]:
+    """Modules with parameters or buffers that the model or these functions may read, and that are no part of the model: a judge, a target network,
+    a criterion. By their names there."""
+    seen = _Seen(model, *functions)
+    for _ in _owners(model, functions, seen):
+        pass
+    known = set(seen.own)
+    found: dict[str, nn.Module] = {}
+    for told, module in sorted(seen.modules, key=lambda entry: -sum(1 for _ in entry[1].modules())):  # what holds others first
+        tensors = [*module.parameters(), *module.buffers()]
+        if id(module) in known or not tensors or any(isinstance(t, UninitializedTensorMixin) or not has_values(t) for t in tensors):
+            continue
+        known.update(id(part) for part in module.modules())
+        name = told.replace(".", "_")
+        while name in found or hasattr(nn.ModuleDict, name):
+            name += "_"
+        found[name] = module
+    return found
+
+
+def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[str, Any]]:
     """Dictionaries of attributes by the names of what has them. A cell of a closure is one of its own."""
-    given = {"model": model} | {getattr(f, "__name__", "loss"): f for f in functions if f is not None}
-    seen: set[int] = set()
-    for title, owner in given.items():
+    given = [("model", model), *((getattr(f, "__name__", "loss"), f) for f in functions if f is not None)]
+    for title, owner in given:
         if isinstance(owner, MethodType):
             yield from _of_function(title, owner.__func__, seen)
             owner = owner.__self__
+            if isinstance(owner, nn.Module) and id(owner) not in seen.own:
+                seen.modules.append((title, owner))
         for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
             if isinstance(part, FunctionType):
                 yield from _of_function(title, part, seen)
@@ -48,6 +80,8 @@ def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(fields))
             yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
+            if isinstance(part, nn.Module) and id(part) not in seen.own:
+                yield f"{title}.{name}".strip("."), _Mode(part)
             if isinstance(part, nn.Module):
                 yield name or title, part._buffers
                 seen.update((id(part._buffers), id(part._parameters)))
@@ -59,7 +93,7 @@ def _owners(model: nn.Module, functions: tuple) -> Iterator[tuple[str, Any]]:
                     yield from _inside(f"{name}.{key}".strip("."), value, seen)
 
 
-def _inside(told: str, value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, Any]]:
+def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tuple[str, Any]]:
     """Of what a name stands for: entries, attributes, and what a function of the user's reads in turn."""
     if depth == 0 or id(value) in seen or isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return
@@ -72,19 +106,23 @@ def _inside(told: str, value: Any, seen: set[int], depth: int = 3) -> Iterator[t
     elif isinstance(value, type):
         yield from _of_class(value, seen)
     elif isinstance(value, nn.Module):
+        if id(value) in seen.own:  # looked at by itself
+            return
+        seen.modules.append((told, value))
         for path, module in value.named_modules():
             for fields in (vars(module), module._buffers, module._parameters):
                 if id(fields) not in seen:
                     seen.add(id(fields))
                     yield f"{told}.{path}".strip("."), fields
+                    if fields is vars(module):
+                        yield f"{told}.{path}".strip("."), _Mode(module)
     elif type(value) in (dict, list, tuple):
         seen.add(id(value))
         if _holds_tensors(value) or (type(value) is dict and depth < 3 and 0 < len(value) <= _MOST):
             yield told, value if type(value) is dict else _Entries(value)
         if len(value) <= _MOST:
             for key, entry in list(value.items() if type(value) is dict else enumerate(value)):
-                if not isinstance(entry, nn.Module):
-                    yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
+                yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
     elif _has_attributes(value) and id(vars(value)) not in seen:
         seen.update((id(value), id(vars(value))))
         yield told, vars(value)
@@ -110,7 +148,7 @@ def _is_users(module: Optional[str]) -> bool:
     return not {"site-packages", "dist-packages"} & set(Path(file).parts) and Path(sysconfig.get_paths()["stdlib"]) not in Path(file).parents
 
 
-def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _of_class(kind: type, seen: _Seen) -> Iterator[tuple[str, Any]]:
     for c in kind.__mro__:
         if id(c) in seen or not _is_users(c.__module__):
             continue
@@ -128,7 +166,7 @@ def _names_of(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*own, *(name for part in code.co_consts if isinstance(part, CodeType) for name in _names_of(part))]))
 
 
-def _of_function(title: str, function: FunctionType, seen: set[int], depth: int = 3) -> Iterator[tuple[str, Any]]:
+def _of_function(title: str, function: FunctionType, seen: _Seen, depth: int = 3) -> Iterator[tuple[str, Any]]:
     if id(function) in seen:
         return
     seen.add(id(function))
@@ -144,7 +182,7 @@ def _of_function(title: str, function: FunctionType, seen: set[int], depth: int 
 
 def _holds_tensors(value: Any) -> bool:
     entries = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
-    return 0 < len(entries) <= _MOST and any(isinstance(entry, Tensor) for entry in entries)
+    return 0 < len(entries) <= _MOST and any(isinstance(entry, (Tensor, nn.Module)) for entry in entries)
 
 
 class _Entries(dict):  # type: ignore[type-arg]
@@ -172,6 +210,17 @@ class _Read(dict):  # type: ignore[type-arg]
         return self._values.get(name, default)
 
 
+class _Mode(dict):  # type: ignore[type-arg]
+    """Whether a module beside the model is in training mode."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__({"training": module.training})
+        self._module = module
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._module.training
+
+
 class _Cells(dict):  # type: ignore[type-arg]
     """Variables of a closure."""
 
@@ -189,8 +238,10 @@ class _Cells(dict):  # type: ignore[type-arg]
             return _ABSENT
 
 
-def _kind(name: str, value: Any) -> bool:
-    return isinstance(name, str) and name not in _OWN and not name.startswith("__") and (isinstance(value, (*_PLAIN, Tensor)) or _is_short(value))
+def _kind(fields: Any, name: str, value: Any) -> bool:
+    if not isinstance(name, str) or (name in _OWN and type(fields) is not _Mode) or name.startswith("__") or isinstance(value, UninitializedTensorMixin):
+        return False
+    return isinstance(value, (*_PLAIN, Tensor, nn.Module)) or _is_short(value)
 
 
 def _is_short(value: Any) -> bool:
@@ -261,9 +312,9 @@ class Settings:
     those of the first capture."""
 
     def __init__(self, model: nn.Module, *functions: Optional[Callable]):
-        own = {id(parameter) for parameter in model.parameters()}
+        own = {id(parameter) for module in (model, *modules_beside(model, *functions).values()) for parameter in module.parameters()}
         self._places = [
-            (owner, fields, name) for owner, fields in _owners(model, functions) for name, value in list(fields.items()) if _kind(name, value) and id(value) not in own
+            (owner, fields, name) for owner, fields in _owners(model, functions, _Seen(model, *functions)) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
         ]
         self._first = [_held(value) for value in self._now()]
         self._last = list(self._first)
@@ -299,7 +350,7 @@ class Settings:
         return found
 
     def key(self) -> tuple:
-        return tuple(("value", f"{self._name(i)} = {self._last[i]!r}") for i in self.changed())
+        return tuple(("value", f"{self._name(i)} = {_told(self._last[i])}") for i in self.changed())
 
     def forget(self, places: list[int]) -> None:
         left = set(range(len(self._places))) - set(places)
@@ -315,12 +366,16 @@ class Settings:
                 self._told.add(i)
                 now = self._last[i]
                 warnings.warn(
-                    f"{self._name(i)} was {self._first[i]!r} when the step was compiled, and is {now!r} now: each of its values gets a plan of its own, at"
-                    " most 16. Where it changes often, make it a tensor of the batch", stacklevel=2,
+                    f"{self._name(i)} was {_told(self._first[i])} when the step was compiled, and is {_told(now)} now: each of its values gets a plan of its own, at"
+                    f" most 16. Where it changes often, {OFTEN}", stacklevel=2,
                 )
 
     def _name(self, i: int) -> str:
         return f"{self._places[i][0]}.{self._places[i][2]}"
+
+
+def _told(value: Any) -> str:
+    return f"a {type(value).__name__} at {id(value):x}" if isinstance(value, nn.Module) else repr(value)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -44,7 +44,7 @@ from .infeasible import Infeasible
 from .joined import training_modes
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
-from .settings import Settings, same_network
+from .settings import OFTEN, Settings, modules_beside, same_network
 from .sync_batch_norm import has_sync_batch_norm
 from .unseen import is_hooked, refuse_unseen
 
@@ -87,9 +87,9 @@ _made: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int]" = weakref.WeakKey
 _steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.WeakKeyDictionary()
 
 
-def _bring_up_to_date(model: nn.Module) -> None:
+def _bring_up_to_date(*modules: nn.Module) -> None:
     """Before an export, which must not meet a hook that writes values."""
-    tensors = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    tensors = {id(tensor) for module in modules for tensor in [*module.parameters(), *module.buffers()]}
     steps = [step for steps in list(_steps.values()) for step in steps]
     for step in sorted(steps, key=lambda step: step._number):  # as all ranks do
         if any(id(tensor) in tensors for tensor in step._own().values()):
@@ -197,6 +197,7 @@ class Step:
         self._fed: Any = None  # the batch that is there for the next step
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
+        self._beside = self._read_beside()
         self._parts = self._parts_now()
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
         self._modes = list(modes)
@@ -339,7 +340,7 @@ class Step:
             needs = [parameter.requires_grad for parameter in self._parameters.values()]
         parts = self._parts_now()
         if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
-            raise ValueError("a module, a parameter, a forward function or a forward hook of the model is another one now than when the step was compiled; compile anew")
+            raise ValueError("a module, a parameter, a forward function or a forward hook of the model, or of a module that the loss reads, is another one now than when the step was compiled; compile anew")
         for fields, key, buffer, path in self._buffers:
             if fields.get(key) is not buffer:
                 raise ValueError(f"another tensor is the buffer '{path}.{key}' now than when the step was compiled; write into it by copy_, or compile anew")
@@ -359,10 +360,17 @@ class Step:
             now = "training" if training else "evaluation"
             raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
 
+    def _read_beside(self) -> list[nn.Module]:
+        """The modules beside the model that the network reads."""
+        own = {id(tensor) for tensor in self._own().values()}
+        read = [whole for whole in self._captured.beside.values() if any(id(t) in own for t in itertools.chain(whole.parameters(), whole.buffers()))]
+        return [part for whole in read for part in whole.modules()]
+
     def _parts_now(self) -> list:
-        """What the model consists of; hooks of steps, which do not change what it computes, left out."""
-        fields = [f for m in self._modules.values() for f in (m._modules, m._parameters, m._forward_hooks, m._forward_pre_hooks) if f]
-        forwards = [m.__dict__["forward"] for m in self._modules.values() if "forward" in m.__dict__]
+        """What the model consists of, and what it reads beside; hooks of steps, which do not change what it computes, left out."""
+        modules = [*self._modules.values(), *self._beside]
+        fields = [f for m in modules for f in (m._modules, m._parameters, m._forward_hooks, m._forward_pre_hooks) if f]
+        forwards = [m.__dict__["forward"] for m in modules if "forward" in m.__dict__]
         return [part for parts in fields for part in parts.values() if not isinstance(part, _Hook)] + forwards
 
     # --- who else has the module's tensors ---
@@ -528,7 +536,7 @@ class Step:
                 f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(self._key(batch))}; each"
                 " takes a plan of its own, so pad batches to a few lengths" if key_of(batch)[:-1] not in {key[: len(key_of(batch)) - 1] for key in to} else
                 f"what the network reads beside the batch's tensors has had {MOST_SHAPES} values, each with a plan of its own, and has another now:"
-                f" {_told(self._key(batch))}. Make it a tensor of the batch"
+                f" {_told(self._key(batch))}. {OFTEN[0].upper()}{OFTEN[1:]}"
             )
         shown = _Progress(self._progress)
         try:
@@ -640,6 +648,11 @@ class Step:
         """The module's tensors that the step holds."""
         tensors = {**self._captured.buffers, **self._captured.parameters}
         return {name: tensor for name, tensor in tensors.items() if name in self._states}
+
+    def _own_beside(self) -> dict[str, Tensor]:
+        """Those that are of the loss, or of modules that it reads."""
+        of_model = {id(tensor) for tensor in itertools.chain(self._model.parameters(), self._model.buffers())}
+        return {name: tensor for name, tensor in self._own().items() if id(tensor) not in of_model}
 
     def _push(self, with_optimizer: bool = True) -> None:
         """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
@@ -787,6 +800,7 @@ class Step:
         content = {
             "format": "plimsoll step",
             "model": self._model.state_dict(),
+            "beside": {name: tensor.detach() for name, tensor in self._own_beside().items()},
             "optimizer": self._optimizer.state_dict(),
             "number": self._core.number,
             "seed": self._seed,
@@ -808,7 +822,13 @@ class Step:
                 raise ValueError(f"{path} was not written by step.save, or is damaged: {error}") from None
         if not isinstance(content, dict) or content.get("format") != "plimsoll step":
             raise ValueError(f"{path} was not written by step.save")
+        beside, kept = self._own_beside(), content.get("beside", {})
+        if beside.keys() != kept.keys():
+            raise ValueError(f"{path} has other tensors than this step beside the model's: {', '.join(sorted(beside.keys() ^ kept.keys()))}")
         self._model.load_state_dict(content["model"])
+        with torch.no_grad():
+            for name, tensor in beside.items():
+                tensor.copy_(kept[name])
         self._optimizer.load_state_dict(content["optimizer"])
         self._seed = content["seed"]
         torch.set_rng_state(content["torch_rng"])
@@ -901,7 +921,7 @@ def compile(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("the model is wrapped in DistributedDataParallel; give model.module: the step itself averages gradients among the ranks")
     ranks = find(process_group, timeout)
-    _bring_up_to_date(model)  # by all ranks together, where it is divided among them
+    _bring_up_to_date(model, *modules_beside(model, loss, call, outputs).values())  # by all ranks together, where it is divided among them
     if ranks is not None:
         begin_alike(ranks, model, optimizer)
 
@@ -1000,12 +1020,12 @@ def _captured(model, optimizer, loss, example, outputs, call, fallback):
     if fallback not in (None, "torch"):
         raise ValueError(f"fallback={fallback!r} is unknown; 'torch' lets PyTorch compute what Plimsoll has no op for")
     optimizers.kind_of(optimizer)
-    _bring_up_to_date(model)
+    _bring_up_to_date(model, *modules_beside(model, loss, outputs, call).values())
     example = _on_device_of(model, example)
     captured = capture(model, loss, example, outputs=outputs, call=call, fallback=fallback is not None)
     converted = convert(captured, label_dtype="i32")
     document = converted.document
-    groups = optimizers.groups_of(optimizer, optimizers.parameter_names(model, captured.tied))
+    groups = optimizers.groups_of(optimizer, captured.known)
     trained = {t["name"] for t in document["training"]["tensors"] if t["role"] == "parameter"}
     for group in groups:
         group.names = [name for name in group.names if name in trained]

@@ -20,6 +20,7 @@ struct Attempt {
   Graph graph;
   LayoutResult layouts;
   PlanOrInfeasible result;
+  std::optional<double> bound_ms = {};  // no plan of these steps in this order takes less, where that was asked for
   bool feasible() const { return std::holds_alternative<Plan>(result); }
   bool has_kernels() const {
     return feasible() || std::get<Infeasible>(result).flag.empty();

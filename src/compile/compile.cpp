@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/parallel.h"
 #include "compile/attempt.h"
 #include "compile/division.h"
 #include "compile/feeding.h"
@@ -31,16 +32,28 @@ bool may_be_undivided(const Program& by_rows, const CompileOptions& options) {
          plan.predicted.recompute_steps == 0 && by_rows.network.graph.op_count() <= kManyOps;
 }
 
+bool has_wide_layers(Network network, const Device& device, const CompileOptions& options) {
+  run_fusion_passes(network, fusion_on(device, options.fusion));
+  return std::ranges::any_of(network.graph.ops(), runs_wide_layers_by_rows);
+}
+
 std::variant<Program, Infeasible> compile_unfed(const Network& network, const Device& device, const CostTable& costs,
                                                 const CompileOptions& options) {
-  auto by_rows = compile_step(network, device, costs, options);
-  auto* const program = std::get_if<Program>(&by_rows);
-  if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
   CompileOptions undivided = options;
   undivided.fusion.off.emplace_back(kPointwiseLinearPass);
-  if (!options.kernels.empty()) return compile_step(network, device, costs, undivided);
-  undivided.name_minimum = false;
-  auto whole = compile_step(network, device, costs, undivided);
+  undivided.name_minimum = options.name_minimum && !options.kernels.empty();
+  // Where nothing has to leave the arena, both ways are tried: side by side.
+  std::variant<Program, Infeasible> by_rows, whole;
+  const bool both = options.memory.count == INT64_MAX && options.kernels.empty() && !options.exact &&
+                    options.optimizer.ranks < 2 && network.graph.op_count() <= kManyOps &&
+                    has_wide_layers(network, device, options);
+  for_each_in_parallel(both ? 2 : 1, [&](size_t i) {
+    (i == 0 ? by_rows : whole) = compile_step(network, device, costs, i == 0 ? options : undivided);
+  });
+  auto* const program = std::get_if<Program>(&by_rows);
+  if (program == nullptr || !may_be_undivided(*program, options)) return by_rows;
+  if (!both) whole = compile_step(network, device, costs, undivided);
+  if (!options.kernels.empty()) return whole;
   auto* const other = std::get_if<Program>(&whole);
   if (other == nullptr || other->plan->predicted.step_time_ms >= program->plan->predicted.step_time_ms) return by_rows;
   other->minimum = program->minimum;

@@ -69,7 +69,7 @@ CompileOptions pin_states(Graph& graph, const Program& training, const CompileOp
 std::variant<Program, Infeasible> compile_pinned(Network network, const Program& training, const Device& device,
                                                  const CostTable& costs, const CompileOptions& pinned,
                                                  const Stopwatch& watch) {
-  Attempt found = search(network, device, costs, pinned);
+  Attempt found = search(network, device, costs, pinned, false);
   if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
   Program program = program_of(std::move(network), std::move(found), pinned, watch);
   const Graph& trained = training.network.graph;

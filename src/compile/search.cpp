@@ -232,12 +232,30 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   return best;
 }
 
-// What leaves the arena, runs again or does not fit may not have to in another order of the steps.
-void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
+constexpr double kBoundEffort = 60e6, kBoundEffortBesideCompute = 200e6, kBoundEffortOfCosts = 1e9;
+
+double bound_ms_of(const Attempt& found, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+  const double effort = options.as_listed                                       ? kBoundEffortOfCosts
+                        : std::ranges::any_of(tiers, &TierInfo::beside_compute) ? kBoundEffortBesideCompute
+                                                                                : kBoundEffort;
+  return bound_of(found, device, costs, options, static_cast<int64_t>(effort * options.search_effort));
+}
+
+// What leaves the arena, runs again or does not fit may not have to in another order of the steps. Meanwhile the bound of the
+// order as it is, with `bound`.
+void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options, bool bound) {
   if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
   Wanted wanted{.policy = options.policy, .only_to_fit = true};
   if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
-  std::optional<Attempt> other = reordered(best, options.memory, device, costs, options, wanted);
+  std::optional<Attempt> other;
+  for_each_in_parallel(bound && best.feasible() ? 2 : 1, [&](size_t i) {
+    if (i == 0) {
+      other = reordered(best, options.memory, device, costs, options, wanted);
+    } else {
+      best.bound_ms = bound_ms_of(best, device, costs, options);
+    }
+  });
   if (other && is_better(*other, best)) best = *std::move(other);
 }
 
@@ -251,7 +269,6 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-constexpr double kBoundEffort = 60e6, kBoundEffortBesideCompute = 200e6, kBoundEffortOfCosts = 1e9;
 constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
 
 // What is found by the costs, within what is known of the least memory.
@@ -299,11 +316,7 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
-  const double effort = options.as_listed                                       ? kBoundEffortOfCosts
-                        : std::ranges::any_of(tiers, &TierInfo::beside_compute) ? kBoundEffortBesideCompute
-                                                                                : kBoundEffort;
-  const double bound_ms = bound_of(found, device, costs, options, static_cast<int64_t>(effort * options.search_effort));
+  const double bound_ms = found.bound_ms ? *found.bound_ms : bound_ms_of(found, device, costs, options);
   const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;
@@ -333,9 +346,10 @@ Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable
 
 }  // namespace
 
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+               bool bound) {
   Attempt best = search_in_flight(network, device, costs, options);
-  reorder(best, device, costs, options);
+  reorder(best, device, costs, options, bound);
   place_again(best, device, costs, options);
   return best;
 }
@@ -370,7 +384,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                                                     const Stopwatch& watch) {
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
-                         [&] { return search(network, device, costs, options); }, options,
+                         [&] { return search(network, device, costs, options, true); }, options,
                          network.graph.op_count() > kManyOps, lower_bound, minimum);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);

@@ -10,8 +10,10 @@
 
 namespace plimsoll {
 
-// By the device's times. The plan that is taken is placed with more effort than those that it was chosen among.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options);
+// By the device's times. The plan that is taken is placed with more effort than those that it was chosen among. With `bound`, what no plan
+// of its steps is below may come with it.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+               bool bound);
 
 // The attempt that was taken; its plan is checked, whoever made it. `watch`: since planning began.
 Program program_of(Network network, Attempt found, const CompileOptions& options, const Stopwatch& watch);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/parallel.h"
 #include "plan/bounds.h"
 #include "plan/remat/changes.h"
 
@@ -306,10 +307,10 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
   const int64_t enough = std::max(budget, share_of(best.peak(), kWorthIt));
   if (best.peak() <= budget) return std::nullopt;
   Order other(timeline, constraints, greedy_order(timeline, constraints));
-  for (Order* order : {&best, &other}) {
+  for_each_in_parallel(2, [&](size_t i) {
     int64_t half = effort / 2;
-    lower_peak(*order, budget, half);
-  }
+    lower_peak(i == 0 ? best : other, budget, half);
+  });
   if (other.peak() < best.peak()) best = std::move(other);
   if (best.peak() > budget && random_effort > 0) {
     other = best;
