@@ -7,8 +7,8 @@
 namespace plimsoll {
 
 // Calls work(i) once for every i below `count`: on this thread, and on others as long as this process has cores that do
-// no such work. Returns when all are done. May be called from within itself. Where calls throw, the exception of the
-// least i is thrown on.
+// no such work. Returns when all are done. May be called from within itself: who waits meanwhile does pieces of what was
+// called within. Where calls throw, the exception of the least i is thrown on.
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work);
 
 // From now on no more than so many threads do such work at once, since each holds memory of its own.

@@ -61,6 +61,29 @@ bool all_begin(int count) {
   return met == count;
 }
 
+TEST(Parallel, WhoWaitsHelpsWithWhatHasBegunAlready) {
+  if (threads_in_parallel(100) < 2) GTEST_SKIP() << "this machine has one core";
+  const int cores = threads_in_parallel(100);
+  std::atomic<int> busy = 0;
+  std::atomic<bool> begun = false, helped = false;
+  for_each_in_parallel(static_cast<size_t>(cores), [&](size_t i) {
+    if (i > 0) {  // every other core has something to do until the loop within has begun
+      ++busy;
+      while (!begun) std::this_thread::yield();
+      return;
+    }
+    while (busy < cores - 1) std::this_thread::yield();
+    std::atomic<int> met = 0;
+    for_each_in_parallel(2, [&](size_t) {
+      begun = true;
+      ++met;
+      for (int t = 0; met < 2 && t < 5000; ++t) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (met == 2) helped = true;
+    });
+  });
+  EXPECT_TRUE(helped);
+}
+
 TEST(Parallel, ACoreThatHasNothingLeftToDoHelpsWhereThereIsMore) {
   if (threads_in_parallel(100) < 2) GTEST_SKIP() << "this machine has one core";
   const int cores = threads_in_parallel(100);
