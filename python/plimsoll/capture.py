@@ -24,7 +24,7 @@ two graphs are compared: a number that differs is a multiple of the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from .fixed import has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
 from .hf_masks import masks_by_torch
+from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
@@ -66,6 +67,7 @@ class Captured:
     tied: dict[str, str]
     known: dict[int, str]
     beside: dict[str, nn.Module]
+    numbers: Sequence[Number] = ()  # that are given with every batch, after its tensors
     fixed_batch: list[str] = field(default_factory=list)
     batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
     fallback: bool = False  # whether PyTorch computes what has no converter
@@ -86,8 +88,14 @@ class Captured:
         return {name.removeprefix(WRAPPED): t for name, t in constants.items() if isinstance(t, Tensor)}
 
     def tensors_of(self, batch: Any) -> list[Tensor]:
-        """The tensors of a batch in the order of ``inputs``."""
-        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        """The tensors of a batch, and numbers as they are now, in the order of ``inputs``."""
+        return [*(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)), *(number.now() for number in self.numbers)]
+
+    @property
+    def numbers_read(self) -> list[bool]:
+        """Of each, whether anything reads it."""
+        leaves = {source.leaf: self.first.nodes[i] for i, source in self.first.sources.items() if source.kind == "input"}
+        return [bool(leaves[len(self.inputs) - len(self.numbers) + k].users) for k in range(len(self.numbers))]
 
     def feed(self, batch: Any) -> dict[str, Tensor]:
         """All that the network reads of a batch: its tensors by name, and what the prelude makes of them."""
@@ -159,6 +167,7 @@ def capture(
     name: str = "",
     fallback: bool = False,
     modes: Optional[Modes] = None,
+    numbers: Sequence[Number] = (),
 ) -> Captured:
     """Captures a training step of a model.
 
@@ -167,16 +176,16 @@ def capture(
     batch)`` says how the model takes a batch where ``default_call`` would not do. ``outputs(output)`` picks what is to be
     read after a step, for metrics; what is picked stays in memory until the step's end.
 
-    ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
+    ``numbers`` are inputs as well (moving.py). ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     beside = modules_beside(model, loss, call, outputs)
     with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
-        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside)
+        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers)
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -188,9 +197,10 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         raise ValueError(f"the batch is empty: its first tensor is of shape {tuple(tensors[sized[0]].shape)}")
     seen: set[int] = set()  # one tensor in two places of a batch is two inputs
     tensors = [t.clone() if id(t) in seen or seen.add(id(t)) else t for t in tensors]  # type: ignore[func-returns-value]
+    tensors += [number.now() for number in numbers]
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
-    step = Joined(model, loss, call, outputs, example, beside)
+    step = Joined(model, loss, call, outputs, example, beside, numbers)
     names, tied = _tie(step)
     fixed: list[str] = []
     parameters = {names[n]: p for n, p in step.named_parameters()}
@@ -198,11 +208,12 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
     taken = {*parameters, *buffers}
     inputs = [f"batch.{name}" if name in taken else name for name in input_names(model, example, has_loss)]
+    inputs += [f"number.{number.name}" for number in numbers]
     title = name or type(model).__name__.lower()
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, fixed, sized[0], fallback)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback)
 
     with mode(model, training, modes):
         first = export_program(step, tensors, batch, names)

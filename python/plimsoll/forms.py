@@ -115,6 +115,11 @@ class Form:
         rest = [[part for part in key if not isinstance(part, tuple) or part[0] == "value"] for key in (example, key_of(batch))]
         return after if key_of(scaled) == key_of(tensors) and rest[0] == rest[1] else None
 
+    @property
+    def numbers(self) -> list[float]:
+        """Those that it is given beside the batch, as they are now."""
+        return [float(number.now()) for number in self.captured.numbers]
+
     def feed(self, batch: Any, feeder: Feeder) -> None:
         given = {**self.captured.feed(batch), **self._fed}
         try:

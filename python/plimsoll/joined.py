@@ -13,15 +13,17 @@ from .assume import Assumptions
 from .errors import WrongResult
 from .fixed import Fixed, has_fixed
 from .functions import note_gradients
+from .moving import Number, in_place
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
 
 class Joined(nn.Module):
-    """Model and loss as one module that takes the tensors of a batch and returns (loss, outputs by name)."""
+    """Model and loss as one module that takes the tensors of a batch, and after them the numbers that move, and returns (loss, outputs by name)."""
 
-    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}):
+    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}, numbers: Sequence[Number] = ()):
         super().__init__()
+        self.numbers = numbers
         self.model = model
         self.loss = loss
         self.call = call
@@ -36,11 +38,12 @@ class Joined(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf.given() if isinstance(leaf, Fixed) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
+        moved = list(given)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         note_gradients(torch.is_grad_enabled())
         buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
-        with Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
+        with in_place(self.numbers, moved), Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):

@@ -17,12 +17,13 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
+from . import moving
 from .held import untouched
 from .values import has_values
 
@@ -30,6 +31,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
+_MOVES = 3  # values of a number after which it is tried as an input
 OFTEN = "make it a tensor of the batch, or, of a module, write into it by load_state_dict and put no other in its place"
 
 
@@ -319,6 +321,9 @@ class Settings:
         self._first = [_held(value) for value in self._now()]
         self._last = list(self._first)
         self._told: set[int] = set()
+        self._met: dict[int, set] = {}  # of numbers, by place: the values that they have had since
+        self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
+        self.moved: list[moving.Number] = []  # those that the network is given with every batch
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
@@ -352,12 +357,34 @@ class Settings:
     def key(self) -> tuple:
         return tuple(("value", f"{self._name(i)} = {_told(self._last[i])}") for i in self.changed())
 
-    def forget(self, places: list[int]) -> None:
-        left = set(range(len(self._places))) - set(places)
-        self._places = [self._places[i] for i in sorted(left)]
-        self._first = [self._first[i] for i in sorted(left)]
-        self._last = [self._last[i] for i in sorted(left)]
+    def forget(self, places: Iterable[int]) -> None:
+        left = sorted(set(range(len(self._places))) - set(places))
+        self._places, self._first, self._last = ([some[i] for i in left] for some in (self._places, self._first, self._last))
         self._told.clear()
+        self._met.clear()
+
+    def moving(self) -> list[tuple[moving.Number, list[int]]]:
+        """Numbers that have had a third value, each once, with the places where it stands; those that are tried in vain are not told again."""
+        found: dict[tuple, tuple[moving.Number, list[int]]] = {}
+        for i in self.changed():
+            now = self._last[i]
+            if isinstance(now, bool) or not isinstance(now, (int, float)) or not isinstance(self._first[i], (int, float)):
+                continue
+            met = self._met.setdefault(i, {self._first[i]})
+            met.add(now)
+            if len(met) >= _MOVES and id(self._places[i]) not in self._stay and (number := _number(self._name(i), *self._places[i][1:])) is not None:
+                key, told = number
+                found.setdefault(key, (told, []))[1].append(i)
+        return list(found.values())
+
+    def move(self, number: moving.Number, places: Sequence[int]) -> None:
+        """From now on every network is given it."""
+        self.moved.append(number)
+        self.forget(places)
+
+    def stays(self, places: Sequence[int]) -> None:
+        """It cannot be moved."""
+        self._stay.update(id(self._places[i]) for i in places)
 
     def tell(self) -> None:
         """Once of each that it has changed."""
@@ -367,11 +394,19 @@ class Settings:
                 now = self._last[i]
                 warnings.warn(
                     f"{self._name(i)} was {_told(self._first[i])} when the step was compiled, and is {_told(now)} now: each of its values gets a plan of its own, at"
-                    f" most 16. Where it changes often, {OFTEN}", stacklevel=2,
+                    f" most 16, but for numbers that Python's code takes as tensors. Where it changes often, {OFTEN}", stacklevel=2,
                 )
 
     def _name(self, i: int) -> str:
         return f"{self._places[i][0]}.{self._places[i][2]}"
+
+
+def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Number]]:
+    """Where a number stands, told apart by what it is a variable of, and how it is written; None where it cannot be."""
+    if isinstance(fields, _Cells):
+        return (id(fields[key]),), moving.of_cell(name, fields[key])
+    values = fields._values if isinstance(fields, _Read) else fields
+    return ((id(values), key), moving.of_dictionary(name, values, key)) if type(values) is dict else None
 
 
 def _told(value: Any) -> str:

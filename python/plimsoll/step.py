@@ -42,6 +42,7 @@ from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible
 from .joined import training_modes
+from .moving import Number
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
 from .settings import OFTEN, Settings, modules_beside, same_network
@@ -195,6 +196,7 @@ class Step:
         self._places: dict[str, int] = {}  # where these lie
         self._lock = threading.Lock()
         self._fed: Any = None  # the batch that is there for the next step
+        self._fed_numbers: list[float] = []  # and what came with it
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
         self._beside = self._read_beside()
@@ -280,14 +282,15 @@ class Step:
     def _bring(self, batch: Any) -> Key:
         """To where the next step finds it, or to the second buffer; it is there already where it was fed ahead."""
         key = self._key(batch)
-        if batch is not self._fed:
+        if batch is not self._fed or self._form.numbers != self._fed_numbers:
             self._fed = None
             if key not in self._shapes:
                 self._agree("a step", key)
             self._form, number = self._shapes.get(key) or self._add_shape(batch)
             self._core.use(number)
+            numbers = self._form.numbers
             self._form.feed(batch, Feeder(self._core, self._gpu))  # may raise, on one rank alone: nothing was agreed on then
-            self._fed = batch
+            self._fed, self._fed_numbers = batch, numbers
         return key
 
     def _train(self, batch: Any, batches: int, following: Any = None) -> float:
@@ -319,8 +322,9 @@ class Step:
         """What is wrong with the following batch is told when it is wanted: then it is fed again."""
         self._core.start(rates, batches)
         try:
+            numbers = self._form.numbers
             self._form.feed(following, Feeder(self._core, self._gpu))
-            self._fed = following
+            self._fed, self._fed_numbers = following, numbers
         except Exception:
             pass
         finally:
@@ -510,15 +514,30 @@ class Step:
 
     def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
         self._sync_module()
+        for number, places in self._settings.moving() if training and self._ranks is None else []:
+            self._move(batch, number, places)
 
         def make() -> Form:
-            captured = self._capture_as(batch, training, any_batch)
+            captured = self._capture_as(batch, training, any_batch, self._settings.moved)
             form = Form(captured, convert(captured, label_dtype="i32"), self._first)
             if training:
                 self._expect_no_more(form)
             return form
 
         return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
+
+    def _move(self, batch: Any, number: Number, places: list[int]) -> None:
+        """A number that changes again and again becomes an input of the network, if Python's code takes a tensor for it."""
+        try:
+            captured = self._capture_as(batch, True, False, [*self._settings.moved, number])
+            convert(captured, label_dtype="i32")
+        except Exception:
+            return self._settings.stays(places)
+        if not captured.numbers_read[-1]:
+            return self._settings.stays(places)
+        self._settings.move(number, places)
+        self._shapes.clear()  # which have it as it was
+        self._evaluations.clear()
 
     def _expect_no_more(self, form: Form) -> None:
         """That this batch trains nothing that the first did not, whose states are not there."""
@@ -943,10 +962,10 @@ def compile(
 
         modes = training_modes(model)
 
-        def capture_as(batch: Any, training: bool, any_batch: bool = True) -> Captured:
+        def capture_as(batch: Any, training: bool, any_batch: bool = True, numbers: Sequence[Number] = ()) -> Captured:
             return capture(
                 model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, any_batch=any_batch,
-                fallback=fallback is not None, modes=modes if training else None,
+                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers),
             )
 
         first = Form(captured, converted)  # where states lie is as the largest needs it

@@ -197,3 +197,119 @@ def test_parts_of_the_model_that_are_others_are_told():
         change(model)
         with pytest.raises(ValueError, match="compile anew"):
             step(BATCH)
+
+
+# --- numbers that change at every step ---------------------------------------------------------------------------------
+
+
+class Heated(nn.Module):
+    """With a temperature, and a share of what is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.tau, self.share = nn.Linear(4, 3), 1.0, 0.0
+
+    def forward(self, x):
+        return F.dropout(self.inner(x), self.share, self.training) / self.tau * (1 - 0.5 * self.tau)
+
+
+def captures(monkeypatch):
+    """How often something is captured from now on."""
+    from plimsoll import step
+
+    count, inner = [0], step.capture
+
+    def counting(*args, **flags):
+        count[0] += 1
+        return inner(*args, **flags)
+
+    monkeypatch.setattr(step, "capture", counting)
+    return count
+
+
+class Config:
+    def __init__(self):
+        self.beta = 0.0
+
+
+def schedule(place, config, cell, model, i):
+    value = 0.01 * i if i < 30 else 0.3
+    if place == "object":
+        config.beta = value
+    elif place == "closure":
+        cell(value)
+    elif place == "dictionary":
+        config.__dict__["table"] = {"beta": value}
+    else:
+        model.tau = 1.0 + value
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+@pytest.mark.parametrize("place", ["object", "closure", "attribute"])
+def test_a_number_that_changes_at_every_step_becomes_an_input(place, monkeypatch):
+    counts = captures(monkeypatch)
+    sizes = [8, 8, 8, 8, 8, 5]
+
+    def run(ours):
+        torch.manual_seed(0)
+        model, config, beta = Heated(), Config(), 0.0
+
+        def set_beta(value):
+            nonlocal beta
+            beta = value
+
+        def loss(o, b):
+            return F.cross_entropy(o, b[1]) + (config.beta + beta) * o.square().mean() + (1 - beta) * o.abs().mean()
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule(place, config, set_beta, model, 0)
+        step = plimsoll.compile(model, optimizer, loss=loss, example=BATCH, **LIMITS) if ours else None
+        losses = []
+        for i in range(40):
+            schedule(place, config, set_beta, model, i)
+            n = min(sizes[i % 6], len(BATCH[0]))
+            b = tuple(t[:n] for t in BATCH)
+            if ours:
+                losses.append(step(b))
+                if i % 10 == 9:
+                    losses.append(step.evaluate(b))
+            else:
+                optimizer.zero_grad()
+                value = loss(model(b[0]), b)
+                value.backward()
+                optimizer.step()
+                losses.append(value.item())
+                if i % 10 == 9:
+                    model.eval()
+                    with torch.no_grad():
+                        losses.append(loss(model(b[0]), b).item())
+                    model.train()
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    (ours, weights), (theirs, weights_2) = run(True), run(False)
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(weights, weights_2, rtol=2e-5, atol=2e-6)
+    assert counts[0] < 12
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+def test_a_number_that_python_wants_stays_one():
+    model = Heated()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda o, b: F.cross_entropy(o, b[1]), example=BATCH, **LIMITS)
+    with pytest.raises(ValueError, match="has had 16 values.*model.share = "):
+        for i in range(20):
+            model.share = i / 40
+            step(BATCH)
+    assert model.share == 16 / 40
+
+
+@pytest.mark.filterwarnings("ignore:.*gets a plan of its own")
+def test_a_number_that_is_none_later_is_told():
+    model, config = Heated(), Config()
+    loss = lambda o, b: F.cross_entropy(o, b[1]) + config.beta * o.mean()  # noqa: E731
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, example=BATCH, **LIMITS)
+    for config.beta in (0.1, 0.2, 0.3, 0.4):
+        step(BATCH)
+    config.beta = None
+    with pytest.raises(ValueError, match="beta was a number"):
+        step(BATCH)
