@@ -278,8 +278,7 @@ class Step {
             .plans = j.at("plans")};
   }
   // `agreed`: a shape of the step whose agreement this one has.
-  size_t add_shape(const std::string& network, const nb::object& progress,
-                   std::optional<size_t> agreed) {
+  size_t add_shape(const std::string& network, const nb::object& progress, std::optional<size_t> agreed) {
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
     const std::string* const plan = agreed ? &step_->agreement().plans.at(*agreed) : nullptr;
