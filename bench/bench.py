@@ -765,16 +765,25 @@ LLAMA_70B = "llama:layers=80,width=8192,heads=64,kv_heads=8,ffn=28672,vocab=1282
 LLAMA_13B = "llama:layers=40,width=5120,heads=40,ffn=13824,vocab=32000,context=4096"
 
 
-@part("planning-large", 2, [("gpt2:layers=48,width=1600,heads=25,context=1024", 1, 1, "1536MiB"), (LLAMA_13B, 8, 8, "40GiB"),
-                            (LLAMA_70B, 64, 64, "40GiB"), (LLAMA_70B, 64, 64, "70GiB"), (LLAMA_70B, 128, 64, "70GiB")],
+GPT2_XL = "gpt2:layers=48,width=1600,heads=25,context=1024"
+
+
+@part("planning-large", 4, [(GPT2_XL, 1, 1, "1536MiB"), *((GPT2_XL, 1, 1, f"{size} and {tier}") for tier in ("a disk", "host memory") for size in ("1600MiB", "4GiB", "8GiB", "12GiB")),
+                            (LLAMA_13B, 8, 8, "40GiB"), (LLAMA_70B, 64, 64, "40GiB"), (LLAMA_70B, 64, 64, "70GiB"), (LLAMA_70B, 128, 64, "70GiB")],
       [("gpt2:layers=2,width=128,heads=4,context=64", 2, 2, "64MiB")])
 def planning_large(o, model, batch, ranks, memory):
-    """Time of whole commands that plan large language models for simulated H100s."""
-    seconds = []
-    for _ in range(3):
-        begun = time.monotonic()
-        plan = plimsoll("plan", model, "--batch", batch, "--ranks", ranks, "--device", "h100", "--memory", memory)[0]
-        seconds.append(time.monotonic() - begun)
+    """Time of whole commands that plan large language models, for simulated H100s and for this processor."""
+    size, _, tier = memory.partition(" and ")
+    with tempfile.TemporaryDirectory() as folder:
+        where = {"": ["--device", "h100"], "a disk": ["--costs", "estimated", "--spill", folder], "host memory": ["--costs", "estimated", "--host-memory", "64GiB"]}[tier]
+        words = ["plan", model, "--batch", batch, "--ranks", ranks, "--memory", size, *where]
+        if tier:
+            plimsoll(*words)  # the processor and the disk are probed once
+        seconds = []
+        for _ in range(3):
+            begun = time.monotonic()
+            plan = plimsoll(*words)[0]
+            seconds.append(time.monotonic() - begun)
     return [{"model": model, "batch": batch, "ranks": ranks, "memory": memory, "seconds": statistics.median(seconds), "spread_seconds": max(seconds) - min(seconds),
              "steps": plan["steps"], "minimum_bytes": plan["minimum_bytes"], "step_time_ms": plan["step_time_ms"], "everything_ms": plan["keeping_everything_ms"]}]
 

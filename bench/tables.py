@@ -399,8 +399,8 @@ def planning_tight(r):
 def planning_large(r):
     rows = [(*first, x["ranks"], x["memory"], x["steps"], f"{x['minimum_bytes'] / GIB:.1f}", f"{x['step_time_ms'] / x['everything_ms']:.2f}x",
              f"{x['seconds']:.1f}", f"{x['spread_seconds']:.1f}") for x, first in named(r.rows(), Ages(r))]
-    return ("The whole command for a simulated h100, which divides states among the ranks and also finds the least memory that would do. The step is beside "
-            "that which keeps everything, on every rank; median and spread of three.\n\n"
+    return ("The whole command, which also finds the least memory that would do: for a simulated h100, where states are divided among ranks that are linked by 10 Gbit/s, or, with a "
+            "disk or host memory beside the arena, for this processor. The step is beside that which keeps everything, on every rank; median and spread of three.\n\n"
             + table(("network", "batch", "ranks", "memory", "steps", "least GiB", "step", "seconds", "spread s"), rows))
 
 
