@@ -43,7 +43,7 @@ from .program import Program, export_program, module_path, source_line
 from .settings import modules_beside
 from .sync_batch_norm import synchronised_by_core
 from .values import has_values
-from .joined import WRAPPED, Joined, Modes, default_call, input_names, mode, resized
+from .joined import WRAPPED, Joined, Met, Modes, default_call, input_names, mode, resized
 
 
 @dataclass
@@ -181,11 +181,26 @@ def capture(
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     beside = modules_beside(model, loss, call, outputs)
-    with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
-        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers)
+    while True:
+        met = Met()
+        captured, error = None, None
+        with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
+            try:
+                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met)
+            except Unsupported as refused:
+                error = refused
+        if not met.modules:
+            if captured is None:
+                raise error
+            return captured
+        for module in met.modules:  # which no name led to
+            title = type(module).__name__
+            while title in beside or hasattr(nn.ModuleDict, title):
+                title += "_"
+            beside[title] = module
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -201,6 +216,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
     step = Joined(model, loss, call, outputs, example, beside, numbers)
+    step.met = met
     names, tied = _tie(step)
     fixed: list[str] = []
     parameters = {names[n]: p for n, p in step.named_parameters()}

@@ -116,9 +116,9 @@ class Form:
         return after if key_of(scaled) == key_of(tensors) and rest[0] == rest[1] else None
 
     @property
-    def numbers(self) -> list[float]:
-        """Those that it is given beside the batch, as they are now."""
-        return [float(number.now()) for number in self.captured.numbers]
+    def numbers(self) -> list:
+        """What it is given beside the batch, as it is now."""
+        return [number.token() for number in self.captured.numbers]
 
     def feed(self, batch: Any, feeder: Feeder) -> None:
         given = {**self.captured.feed(batch), **self._fed}

@@ -12,6 +12,7 @@ clipping and update are one step of ``plimsoll.compile``, and an evaluation of a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any, Mapping, Optional, Sequence, Union
 
@@ -101,6 +102,10 @@ class Trainer(transformers.Trainer):
         self._step = None  # another train() may have another optimizer, or other weights
         result = super()._prepare_for_training(*args, **named)
         kind_of(self._torch_optimizer())
+        for callback in self.callback_handler.callbacks:
+            if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
+                told = "the update belongs to the compiled step: what it does to gradients is lost, and a learning rate that it sets is that of the next update"
+                warnings.warn(f"{type(callback).__name__}.on_pre_optimizer_step comes behind the update; {told}", stacklevel=2)
         if result[0] is not self.model:
             raise ValueError(f"the model is wrapped in {type(result[0]).__name__} to train on several devices, which plimsoll.hf.Trainer does not do")
         return result
@@ -152,7 +157,9 @@ class Trainer(transformers.Trainer):
 
     def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What is captured."""
-        loss, outputs = self.compute_loss(model, dict(batch["inputs"]), return_outputs=True, num_items_in_batch=batch.get("items"))
+        further: dict[str, Any] = {} if batch["ignored"] is None else {"return_outputs": True}
+        result = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=batch.get("items"), **further)
+        loss, outputs = result if further else (result, None)
         if "together" in batch:
             loss = loss * batch["together"]
         return {"loss": loss, "wanted": {} if batch["ignored"] is None else _named(outputs, batch["ignored"])}

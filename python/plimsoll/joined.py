@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from .assume import Assumptions
@@ -18,12 +20,20 @@ from .moving import Number, in_place
 WRAPPED = "model."  # where the wrapper below holds the model
 
 
+class Met:
+    """Modules with parameters or buffers that a pass has called, and that are no part of what it was given. (An export puts lists of a module back as they were.)"""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+
+
 class Joined(nn.Module):
     """Model and loss as one module that takes the tensors of a batch, and after them the numbers that move, and returns (loss, outputs by name)."""
 
     def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}, numbers: Sequence[Number] = ()):
         super().__init__()
         self.numbers = numbers
+        self.met = Met()
         self.model = model
         self.loss = loss
         self.call = call
@@ -43,7 +53,7 @@ class Joined(nn.Module):
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         note_gradients(torch.is_grad_enabled())
         buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
-        with in_place(self.numbers, moved), Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
+        with self._noting_calls(), in_place(self.numbers, moved), Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
@@ -56,6 +66,22 @@ class Joined(nn.Module):
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
+
+    @contextmanager
+    def _noting_calls(self) -> Iterator[None]:
+        seen = {id(part) for whole in (self, *self.met.modules) for part in whole.modules()}
+
+        def note(module: nn.Module, _: Any) -> None:
+            if id(module) not in seen:
+                seen.update(id(part) for part in module.modules())
+                if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
+                    self.met.modules.append(module)
+
+        handle = register_module_forward_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def loss_of(output: Any) -> Tensor:

@@ -1,4 +1,5 @@
-"""Numbers that change from step to step, given to the network with every batch: the weight of a term that grows, a temperature that falls.
+"""Numbers and tensors that change from step to step, given to the network with every batch: the weight of a term that grows, a temperature that falls, a queue of
+what was seen before.
 
 Python reads such a number of a variable, an attribute or an entry. While the module is exported, a tensor without dimensions stands there in its place; before a
 step, the network is given what the number is then. Where Python's code wants a number and takes no tensor (a size, a branch, a probability of dropout) the
@@ -15,16 +16,28 @@ from torch import Tensor
 
 
 class Number:
-    """What a name stands for. ``get`` and ``put`` read and write it."""
+    """What a name stands for: a number, or a tensor of one shape. ``get`` and ``put`` read and write it."""
 
     def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]):
         self.name, self._get, self.put = name, get, put
+        value = get()
+        self._form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
 
     def now(self) -> Tensor:
         value = self._get()
+        if self._form is not None:
+            form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else type(value).__name__
+            if form != self._form:
+                raise ValueError(f"{self.name} was a tensor {self._form} when the step was compiled, and is {form} now; compile anew")
+            return value.detach()
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{self.name} was a number when the step was compiled, and is {value!r} now; compile anew")
         return torch.tensor(float(value), dtype=torch.float32)
+
+    def token(self) -> Any:
+        """What tells two of its values apart."""
+        value = self._get()
+        return (id(value), value._version) if isinstance(value, Tensor) else value
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import warnings
 from argparse import Namespace
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
@@ -31,6 +32,8 @@ _PLAIN = (bool, int, float, str, type(None))
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
+_TORCH, _PLIMSOLL = (str(Path(file).parent) + "/" for file in (torch.__file__, __file__))
+_STANDARD = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _MOVES = 3  # values of a number after which it is tried as an input
 OFTEN = "make it a tensor of the batch, or, of a module, write into it by load_state_dict and put no other in its place"
 
@@ -309,6 +312,30 @@ def _held(value: Any) -> Any:
     return dict(value) if type(value) is dict else list(value) if type(value) is list else value
 
 
+@contextmanager
+def names_read() -> Iterator[set[str]]:
+    """What the Python code names that runs meanwhile: the user's, that of packages, and torch's modules."""
+    codes: set[CodeType] = set()
+    names: set[str] = set()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+    try:
+        yield names
+    finally:
+        sys.setprofile(before)
+        for code in codes:
+            if not _is_foreign(code.co_filename):
+                names.update(code.co_names, code.co_freevars, (const for const in code.co_consts if isinstance(const, str)))
+
+
+@functools.lru_cache(maxsize=None)
+def _is_foreign(file: str) -> bool:
+    """Whether a file is what exports are made with, and no module's code."""
+    if file.startswith(_TORCH):
+        return not file.startswith(_TORCH + "nn/modules/")
+    return file.startswith((_PLIMSOLL, "<frozen")) or "/sympy/" in file or "/mpmath/" in file or (file.startswith(_STANDARD) and "-packages/" not in file)
+
+
 class Settings:
     """``keep`` those that a forward pass does not itself change: given before a capture, and looked at again after it. ``key()`` tells values apart that differ from
     those of the first capture."""
@@ -318,12 +345,14 @@ class Settings:
         self._places = [
             (owner, fields, name) for owner, fields in _owners(model, functions, _Seen(model, *functions)) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
         ]
+        self._modes = [fields for _, fields, _ in self._places if isinstance(fields, _Mode)]
         self._first = [_held(value) for value in self._now()]
         self._last = list(self._first)
         self._told: set[int] = set()
         self._met: dict[int, set] = {}  # of numbers, by place: the values that they have had since
+        self._compared: set[int] = set()  # ids of places that made no difference so far
         self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
-        self.moved: list[moving.Number] = []  # those that the network is given with every batch
+        self.moved: list[moving.Number] = []  # and tensors: those that the network is given with every batch
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
@@ -364,13 +393,15 @@ class Settings:
         self._met.clear()
 
     def moving(self) -> list[tuple[moving.Number, list[int]]]:
-        """Numbers that have had a third value, each once, with the places where it stands; those that are tried in vain are not told again."""
+        """Numbers and tensors that have had a third value, each once, with the places where it stands; those that are tried in vain are not told again."""
         found: dict[tuple, tuple[moving.Number, list[int]]] = {}
         for i in self.changed():
-            now = self._last[i]
-            if isinstance(now, bool) or not isinstance(now, (int, float)) or not isinstance(self._first[i], (int, float)):
+            first, now = self._first[i], self._last[i]
+            if isinstance(first, _Values) and isinstance(now, _Values) and first.shape == now.shape:
+                first, now = first.text, now.text
+            elif isinstance(now, bool) or not isinstance(now, (int, float)) or not isinstance(first, (int, float)):
                 continue
-            met = self._met.setdefault(i, {self._first[i]})
+            met = self._met.setdefault(i, {first})
             met.add(now)
             if len(met) >= _MOVES and id(self._places[i]) not in self._stay and (number := _number(self._name(i), *self._places[i][1:])) is not None:
                 key, told = number
@@ -380,11 +411,29 @@ class Settings:
     def move(self, number: moving.Number, places: Sequence[int]) -> None:
         """From now on every network is given it."""
         self.moved.append(number)
-        self.forget(places)
+        gone = {id(self._places[i]) for i in places}
+        self.forget([i for i, place in enumerate(self._places) if id(place) in gone])
 
     def stays(self, places: Sequence[int]) -> None:
         """It cannot be moved."""
         self._stay.update(id(self._places[i]) for i in places)
+
+    def forget_unread(self, names: set[str]) -> None:
+        """Of those that have changed without a difference to the network, what Python's code did not name. The rest may make a difference yet: a counter that is compared."""
+        changed = self.changed()
+        self.forget([i for i in changed if self._places[i][2] not in names])
+        for i in self.changed():
+            if id(self._places[i]) not in self._compared:
+                self._compared.add(id(self._places[i]))
+                warnings.warn(
+                    f"{self._name(i)} has changed, which makes no difference to the network, but Python's code reads it: the network is captured anew for each of its"
+                    " values, which takes seconds. Leave it out of the forward pass and of the loss, or make it a tensor of the batch", stacklevel=2,
+                )
+
+    def knows(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether names lead to them, so that their modes are looked at."""
+        known = {id(fields._module) for fields in self._modes}
+        return all(id(module) in known for module in modules)
 
     def tell(self) -> None:
         """Once of each that it has changed."""
@@ -394,7 +443,7 @@ class Settings:
                 now = self._last[i]
                 warnings.warn(
                     f"{self._name(i)} was {_told(self._first[i])} when the step was compiled, and is {_told(now)} now: each of its values gets a plan of its own, at"
-                    f" most 16, but for numbers that Python's code takes as tensors. Where it changes often, {OFTEN}", stacklevel=2,
+                    f" most 16, until it is an input of the network, if Python's code takes a tensor for it. Where it changes often, {OFTEN}", stacklevel=2,
                 )
 
     def _name(self, i: int) -> str:
@@ -406,7 +455,7 @@ def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Nu
     if isinstance(fields, _Cells):
         return (id(fields[key]),), moving.of_cell(name, fields[key])
     values = fields._values if isinstance(fields, _Read) else fields
-    return ((id(values), key), moving.of_dictionary(name, values, key)) if type(values) is dict else None
+    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, (_Entries, _Mode)) else None
 
 
 def _told(value: Any) -> str:

@@ -45,7 +45,7 @@ from .joined import training_modes
 from .moving import Number
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
-from .settings import OFTEN, Settings, modules_beside, same_network
+from .settings import OFTEN, Settings, modules_beside, names_read, same_network
 from .sync_batch_norm import has_sync_batch_norm
 from .unseen import is_hooked, refuse_unseen
 
@@ -196,16 +196,18 @@ class Step:
         self._places: dict[str, int] = {}  # where these lie
         self._lock = threading.Lock()
         self._fed: Any = None  # the batch that is there for the next step
-        self._fed_numbers: list[float] = []  # and what came with it
+        self._fed_numbers: list = []  # and what came with it
         self._runs, self._others = 0, weakref.WeakKeyDictionary()
         self._parameters, self._modules = dict(model.named_parameters()), dict(model.named_modules())
         self._beside = self._read_beside()
+        self._beside_modes = [part.training for part in self._beside] if not self._settings.knows(self._beside) else None
         self._parts = self._parts_now()
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
         self._modes = list(modes)
         self._in_groups = _members(optimizer)
         held = {id(tensor) for name, tensor in self._captured.buffers.items() if name in self._states}
-        self._buffers = [(m._buffers, key, t, path) for path, m in self._modules.items() for key, t in m._buffers.items() if id(t) in held]
+        modules = [*self._modules.items(), *((f"{title}.{path}".strip("."), m) for title, whole in self._captured.beside.items() for path, m in whole.named_modules())]
+        self._buffers = [(m._buffers, key, t, path) for path, m in modules for key, t in m._buffers.items() if id(t) in held]
         self._push()
         give_memory_back()
         hook, of_module = _Hook(self), _Hook(self, "_sync_module")
@@ -358,6 +360,8 @@ class Step:
             name, needed = next((name, now) for name, now, then in zip(self._parameters, needs, self._needs) if now != then)
             now, then = ("a", "none") if needed else ("no", "one")
             raise ValueError(f"'{name}' needs {now} gradient now, and {then} when the step was compiled; compile anew")
+        if self._beside_modes is not None and self._beside_modes != [part.training for part in self._beside]:
+            raise ValueError("a module that the loss calls, and that no name of its leads to, is in another mode now than when the step was compiled; compile anew")
         modes = [module.training for module in self._modules.values()] if self._model.training else self._modes
         if modes != self._modes:
             name, training = next((name, now) for name, now, then in zip(self._modules, modes, self._modes) if now != then)
@@ -449,8 +453,9 @@ class Step:
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
         """A plan for batches of another shape, in the same memory."""
         size = None if self._settings.changed() else self._first.size_of(batch, self._example)
-        form = self._captured_form(batch, True, any_batch=not size)  # of so many samples Python may make something else
-        known = self._same_as_known(batch, form) or self._same_but_for_texts(self._shapes, batch, form)
+        with names_read() as names:
+            form = self._captured_form(batch, True, any_batch=not size)  # of so many samples Python may make something else
+        known = self._same_as_known(batch, form, names) or self._same_but_for_texts(self._shapes, batch, form)
         if known is not None:
             return known
         add = lambda shown: self._core.add_shape(form.text, shown)  # noqa: E731
@@ -490,14 +495,21 @@ class Step:
                     shapes.setdefault(known, value)
         return found
 
-    def _same_as_known(self, batch: Any, form: Form) -> Optional[tuple[Form, int]]:
-        """Where a number of the model has changed, and the network has not: that number is not looked at again."""
-        changed, known = self._settings.changed(), self._shapes.get(self._without_unread(key_of(batch)))
-        if changed and known is not None and same_network(form, known[0]):
-            self._settings.forget(changed)
+    def _same_as_known(self, batch: Any, form: Form, names: set[str]) -> Optional[tuple[Form, int]]:
+        """Where a number of the model has changed, and the network has not: a number that Python's code does not name (``names``) is not looked at again."""
+        changed = self._settings.changed()
+        known = next((known for known in self._alike(batch) if same_network(form, known[0])), None) if changed else None
+        if known is not None:
+            self._settings.forget_unread(names)
+            self._shapes[self._key(batch)] = known
             return known
         self._settings.tell()
         return None
+
+    def _alike(self, batch: Any) -> list[tuple[Form, int]]:
+        """What there is for batches of this shape, whatever the network read beside them."""
+        key = self._without_unread(key_of(batch))
+        return list({id(form): (form, number) for known, (form, number) in self._shapes.items() if known[: len(key)] == key}.values())
 
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         size = None
@@ -514,8 +526,9 @@ class Step:
 
     def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
         self._sync_module()
-        for number, places in self._settings.moving() if training and self._ranks is None else []:
-            self._move(batch, number, places)
+        tried = training and self._ranks is None
+        while tried and (moving := self._settings.moving()):  # places are others after each
+            self._move(batch, *moving[0])
 
         def make() -> Form:
             captured = self._capture_as(batch, training, any_batch, self._settings.moved)
@@ -527,7 +540,7 @@ class Step:
         return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
 
     def _move(self, batch: Any, number: Number, places: list[int]) -> None:
-        """A number that changes again and again becomes an input of the network, if Python's code takes a tensor for it."""
+        """A number, or a tensor, that changes again and again becomes an input of the network, if Python's code takes a tensor for it."""
         try:
             captured = self._capture_as(batch, True, False, [*self._settings.moved, number])
             convert(captured, label_dtype="i32")
@@ -671,7 +684,8 @@ class Step:
     def _own_beside(self) -> dict[str, Tensor]:
         """Those that are of the loss, or of modules that it reads."""
         of_model = {id(tensor) for tensor in itertools.chain(self._model.parameters(), self._model.buffers())}
-        return {name: tensor for name, tensor in self._own().items() if id(tensor) not in of_model}
+        counts = {name: self._captured.buffers[name] for name in self._captured.division.dynamic}  # which PyTorch advances
+        return {name: tensor for name, tensor in {**self._own(), **counts}.items() if id(tensor) not in of_model}
 
     def _push(self, with_optimizer: bool = True) -> None:
         """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""

@@ -313,3 +313,38 @@ def test_a_number_that_is_none_later_is_told():
     config.beta = None
     with pytest.raises(ValueError, match="beta was a number"):
         step(BATCH)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_counter_that_is_compared_counts_when_it_comes_to_that(monkeypatch):
+    class Trainer:
+        def __init__(self):
+            self.count, self.seen = 0, 0
+
+        def loss(self, o, b):
+            return F.cross_entropy(o, b[1]) * (3.0 if self.count >= 4 else 1.0)
+
+    counts = captures(monkeypatch)
+    trainer = Trainer()
+
+    def change(model, i):
+        trainer.count, trainer.seen = i, i  # of which nothing reads the latter
+
+    expect_same(change, 7, loss=trainer.loss)
+    assert counts[0] < 12
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_counter_that_nobody_reads_is_not_looked_at_again(monkeypatch):
+    counts = captures(monkeypatch)
+
+    class Trainer:
+        def __init__(self):
+            self.batches_seen = 0
+
+        def loss(self, o, b):
+            return F.cross_entropy(o, b[1])
+
+    trainer = Trainer()
+    expect_same(lambda model, i: setattr(trainer, "batches_seen", i), 8, loss=trainer.loss)
+    assert counts[0] < 4

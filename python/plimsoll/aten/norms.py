@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch.fx import Node
 
-from .registry import Arguments, converts
+from .registry import Arguments, Refusal, converts
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -59,6 +59,8 @@ def batch_norm(w: "Writer", node: Node, a: Arguments):
         return batch_norm_fixed(w, node, a)[0], None, None, w.value(a["running_mean"]), w.value(a["running_var"])
     channels = w.shape(a["input"])[1:2]
     x = w.value(a["input"])
+    if not w.captured.training:
+        raise Refusal("in an evaluation, which leaves everything as it is, this norm is in training mode and would change its running statistics; call eval() of the module that the loss reads")
     running = [a["running_mean"], a["running_var"]]
     if not all(w.is_buffer(one) or w.maker_is(w.value(one), "BatchNormForward") for one in running):
         return _batch_norm_beside(w, node, a)
