@@ -180,7 +180,7 @@ class Step:
             with fallbacks.rehearsal():
                 self._core = _core.Step(self._first.text, options, shown, ranks.core if ranks else None)
                 for key, form in forms[1:]:
-                    self._shapes[key] = form, self._core.add_shape(form.text, shown)
+                    self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -458,7 +458,7 @@ class Step:
         known = self._same_as_known(batch, form, names) or self._same_but_for_texts(self._shapes, batch, form)
         if known is not None:
             return known
-        add = lambda shown: self._core.add_shape(form.text, shown)  # noqa: E731
+        add = lambda shown: self._core.add_shape(form.text, 0, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
     def _key(self, batch: Any) -> Key:
@@ -522,7 +522,7 @@ class Step:
             return known
         if (same := self._same_but_for_texts(self._evaluations, batch, form)) is not None:
             return same
-        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text))
+        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, 0))
 
     def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
         self._sync_module()
@@ -629,7 +629,7 @@ class Step:
                     if number == 0:
                         continue
                     try:
-                        self._shapes[key] = form, self._core.add_shape(form.text, shown, number if ranks else None)
+                        self._shapes[key] = form, self._core.add_shape(form.text, 0, shown, number if ranks else None)
                     except _core.InfeasibleAnswer:  # it is tried again when a batch of it comes
                         del self._shapes[key]
         finally:
