@@ -101,11 +101,6 @@ def test_a_layer_of_pytorch_is_followed():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_too_many_values_are_refused_by_name():
-    with pytest.raises(ValueError, match="model.scale = "), pytest.warns(UserWarning):
-        expect_same(lambda model, i: setattr(model, "scale", 1.0 + i), 20)
-
-
 def test_an_evaluation_follows_too():
     model = Scaled()
     step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
