@@ -418,17 +418,19 @@ class Settings:
         """It cannot be moved."""
         self._stay.update(id(self._places[i]) for i in places)
 
-    def forget_unread(self, names: set[str]) -> None:
-        """Of those that have changed without a difference to the network, what Python's code did not name. The rest may make a difference yet: a counter that is compared."""
-        changed = self.changed()
-        self.forget([i for i in changed if self._places[i][2] not in names])
-        for i in self.changed():
-            if id(self._places[i]) not in self._compared:
-                self._compared.add(id(self._places[i]))
-                warnings.warn(
-                    f"{self._name(i)} has changed, which makes no difference to the network, but Python's code reads it: the network is captured anew for each of its"
-                    " values, which takes seconds. Leave it out of the forward pass and of the loss, or make it a tensor of the batch", stacklevel=2,
-                )
+    def forget_unread(self, known: tuple, names: set[str]) -> None:
+        """Of what has changed since ``known`` was the key, without a difference to the network: tensors, whose values the network is given, and what Python's code did not
+        name. The rest may make a difference yet: a counter that is compared."""
+        changed = [i for i, part in zip(self.changed(), self.key()) if part not in known]
+        compared = [i for i in changed if self._places[i][2] in names and not isinstance(self._last[i], _Values)]
+        told = [(self._name(i), id(self._places[i])) for i in compared if id(self._places[i]) not in self._compared]
+        self._compared.update(place for _, place in told)
+        self.forget(set(changed) - set(compared))
+        for name, _ in told:
+            warnings.warn(
+                f"{name} has changed, which makes no difference to the network, but Python's code reads it: the network is captured anew for each of its values, which"
+                " takes seconds. Leave it out of the forward pass and of the loss, or make it a tensor of the batch", stacklevel=2,
+            )
 
     def knows(self, modules: Iterable[nn.Module]) -> bool:
         """Whether names lead to them, so that their modes are looked at."""

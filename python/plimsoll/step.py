@@ -498,18 +498,22 @@ class Step:
     def _same_as_known(self, batch: Any, form: Form, names: set[str]) -> Optional[tuple[Form, int]]:
         """Where a number of the model has changed, and the network has not: a number that Python's code does not name (``names``) is not looked at again."""
         changed = self._settings.changed()
-        known = next((known for known in self._alike(batch) if same_network(form, known[0])), None) if changed else None
-        if known is not None:
-            self._settings.forget_unread(names)
-            self._shapes[self._key(batch)] = known
-            return known
+        found = next(((key, known) for key, known in self._alike(batch) if same_network(form, known[0])), None) if changed else None
+        if found is not None:
+            self._settings.forget_unread(found[0], names)
+            self._shapes[self._key(batch)] = found[1]
+            return found[1]
         self._settings.tell()
         return None
 
-    def _alike(self, batch: Any) -> list[tuple[Form, int]]:
-        """What there is for batches of this shape, whatever the network read beside them."""
+    def _alike(self, batch: Any) -> list[tuple[Key, tuple[Form, int]]]:
+        """What there is for batches of this shape, by the keys of what the network read beside them."""
         key = self._without_unread(key_of(batch))
-        return list({id(form): (form, number) for known, (form, number) in self._shapes.items() if known[: len(key)] == key}.values())
+        alike: dict[int, tuple[Key, tuple[Form, int]]] = {}  # the first of each form
+        for known, found in self._shapes.items():
+            if known[: len(key)] == key:
+                alike.setdefault(id(found[0]), (known[len(key) :], found))
+        return list(alike.values())
 
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         size = None
