@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping, Optional
+from typing import Any, Collection, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Form:
         self.section = converted.document[kind]
         self._fed: dict[str, Tensor] = {}
         if first is not None:
-            self.section, self._fed = _fed_beside(self.section, self._values(), first)
+            self.section, self._fed = _fed_beside(self.section, self._values(), first, own.keys())
             read = states_of(self.section)
             self.section["frozen"] = [name for name in first.section["frozen"] if name in read]
         self.text = json.dumps({**converted.document, kind: self.section})
@@ -167,15 +167,15 @@ def _expect_below(value: Tensor, size: int, ignored: Optional[int], what: str) -
         raise IndexError(f"the {what} {int(value[place])} at {list(place)} of the batch is out of range: there are {size}; nothing was trained")
 
 
-def _fed_beside(section: Document, values: Mapping[str, Tensor], first: Form) -> tuple[Document, dict[str, Tensor]]:
-    """The section with all that ``first`` does not keep as inputs, and the values of these."""
+def _fed_beside(section: Document, values: Mapping[str, Tensor], first: Form, own: Collection[str]) -> tuple[Document, dict[str, Tensor]]:
+    """The section with all that ``first`` does not keep as inputs, and the values of these. ``own``: what are tensors of modules, and no constants."""
     kept, known = states_of(first.section), first._values()
     fed: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     tensors = []
     for tensor in section["tensors"]:
         name = tensor["name"]
-        if tensor["role"] in _STATES and not _is_kept(tensor, kept, values[name], known):
+        if tensor["role"] in _STATES and not _is_kept(tensor, kept, values[name], known, name in own):
             names[name] = f"fed/{name}"
             fed[names[name]] = values[name]
             tensor = {key: value for key, value in tensor.items() if key != "init"} | {"name": names[name], "role": "input"}
@@ -184,8 +184,8 @@ def _fed_beside(section: Document, values: Mapping[str, Tensor], first: Form) ->
     return {**section, "tensors": tensors, "ops": ops}, fed
 
 
-def _is_kept(tensor: Document, kept: Mapping[str, list], value: Tensor, known: Mapping[str, Tensor]) -> bool:
+def _is_kept(tensor: Document, kept: Mapping[str, list], value: Tensor, known: Mapping[str, Tensor], is_own: bool) -> bool:
     name = tensor["name"]
     if kept.get(name) != tensor["shape"]:
         return False
-    return known[name] is value or torch.equal(known[name].cpu(), value.cpu())
+    return known[name] is value or (not is_own and torch.equal(known[name].cpu(), value.cpu()))

@@ -472,6 +472,9 @@ def same_network(a: Any, b: Any) -> bool:
     """Whether two forms of one shape of batch are the same: what the core runs, what PyTorch computes before it, and every constant of it."""
     if _network(a) != _network(b) or not _same_tensors(a.converted.values, b.converted.values) or a.captured.inputs != b.captured.inputs:
         return False
+    own = [{**form.captured.buffers, **form.captured.parameters} for form in (a, b)]
+    if any(own[0].get(name) is not own[1].get(name) for name in a.fed | b.fed):  # of another module, which may be as this one is now
+        return False
     preludes = [form.captured.prelude for form in (a, b)]
     if preludes[0].is_empty and preludes[1].is_empty:
         return True
