@@ -37,7 +37,7 @@ class Number:
     def token(self) -> Any:
         """What tells two of its values apart."""
         value = self._get()
-        return (id(value), value._version) if isinstance(value, Tensor) else value
+        return (id(value), -1 if value.is_inference() else value._version) if isinstance(value, Tensor) else value
 
 
 @contextmanager

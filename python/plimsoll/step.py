@@ -859,7 +859,9 @@ class Step:
                 raise ValueError(f"{path} was not written by step.save, or is damaged: {error}") from None
         if not isinstance(content, dict) or content.get("format") != "plimsoll step":
             raise ValueError(f"{path} was not written by step.save")
-        beside, kept = self._own_beside(), content.get("beside", {})
+        beside, kept = self._own_beside(), content.get("beside")
+        if kept is None:  # as it was written before there were such
+            beside = kept = {}
         if beside.keys() != kept.keys():
             raise ValueError(f"{path} has other tensors than this step beside the model's: {', '.join(sorted(beside.keys() ^ kept.keys()))}")
         self._model.load_state_dict(content["model"])
