@@ -303,7 +303,7 @@ void CommonFlags::add_workspace_to(CLI::App& command) {
       ->type_name("SIZE");
   command.add_option(
       "--batch-sizes", batch_sizes_name,
-      "Parts that an op's batch may be divided into: undivided, powerOfTwo, all (default: powerOfTwo, where measured)");
+      "Parts that an op's batch may be divided into: undivided, powerOfTwo, all (default: powerOfTwo, where measured or simulated)");
 }
 
 std::optional<Bytes> CommonFlags::workspace_bytes() const {

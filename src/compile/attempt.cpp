@@ -94,22 +94,41 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
-std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
-                                 const CompileOptions& options, Wanted wanted) {
+namespace {
+
+// The attempt by the same kernels, with the steps in the order that `find` gives.
+template <class Find>
+std::optional<Attempt> in_another_order(const Attempt& attempt, const Device& device, const CostTable& costs,
+                                        const CompileOptions& options, Wanted wanted, const Find& find) {
   if (!may_reorder(wanted.policy) || attempt.graph.op_count() == 0) return std::nullopt;
   const std::vector<KernelChoice>& kernels = attempt.layouts.kernels;
   const Route given = route_of(attempt.graph, options);
   wanted.timeline = {};
   const PolicyInput input = input_for(attempt.graph, given, kernels, device, costs, options, wanted);
-  const auto effort = [&](int64_t usual) {
-    return static_cast<int64_t>(static_cast<double>(usual) * options.search_effort);
-  };
-  const std::optional<Route> route =
-      reorder_for(attempt.graph, *input.timeline, budget.count, effort(kReorderEffort),
-                  options.as_listed && !wanted.least_memory ? effort(kRandomReorderEffort) : 0);
+  const std::optional<Route> route = find(*input.timeline);
   if (!route) return std::nullopt;
   wanted.timeline = input_for(attempt.graph, *route, kernels, device, costs, options, wanted).timeline;
   return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
+}
+
+}  // namespace
+
+std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options, Wanted wanted) {
+  const auto effort = [&](int64_t usual) {
+    return static_cast<int64_t>(static_cast<double>(usual) * options.search_effort);
+  };
+  const int64_t random = options.as_listed && !wanted.least_memory ? effort(kRandomReorderEffort) : 0;
+  return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
+    return reorder_for(attempt.graph, timeline, budget.count, effort(kReorderEffort), random);
+  });
+}
+
+std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options, Wanted wanted, double share) {
+  return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
+    return postpone_updates(attempt.graph, timeline, share);
+  });
 }
 
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {

@@ -52,6 +52,10 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
 
+// The same with updates of large states spread over so much of the rest of the step; nothing where that is the usual order.
+std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options, Wanted wanted, double share);
+
 // The offsets of the plan that is taken of many that were made `only_to_fit`.
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 

@@ -151,5 +151,27 @@ TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
   }
 }
 
+// VGG's fully connected layers have most of its weights: their updates wait until the link has brought the momenta, and
+// convolutions in parts of the batch leave room for what comes early.
+TEST(Simulated, UpdatesOfLargeLayersWaitAndConvolutionsRunInParts) {
+  const auto device = open_device("k40c");
+  const Network network = build_model("vgg11", {.batch = 8});
+  CompileOptions options{.policy = "liveness"};
+  const CostTable costs(probe_rates(*device));
+  const Bytes keeping = std::get<Program>(compile_training(network, *device, costs, options)).plan->arena;
+  options.memory = {keeping.count * 60 / 100};
+  options.tiers = device->info().tiers;
+  for (TierInfo& tier : options.tiers) tier.capacity = 8_GiB;
+  const auto ms_by = [&](const std::string& policy, std::optional<BatchSizes> sizes) {
+    options.policy = policy;
+    options.batch_sizes = sizes;
+    return std::get<Program>(compile_training(network, *device, costs, options)).plan->predicted.step_time_ms;
+  };
+  const double given = ms_by("auto:order=given", BatchSizes::undivided);
+  const double postponed = ms_by("auto", BatchSizes::undivided);
+  EXPECT_LT(postponed, 0.95 * given);
+  EXPECT_LT(ms_by("auto", std::nullopt), 0.95 * postponed);
+}
+
 }  // namespace
 }  // namespace plimsoll

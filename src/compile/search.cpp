@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -25,7 +26,8 @@ constexpr size_t kLimitsTried = 4;  // workspace limits between the largest and 
 constexpr size_t kTriedAtOnce = 2;  // choices of kernels; where none is better, those after them are hardly ever
 constexpr double kLong = 1.1;       // times what all ops take once
 constexpr int32_t kFewOps = 500;    // in whose plans the kernels are worth another look
-constexpr int kUpgrades = 2;        // of the plan's free bytes with faster kernels
+constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
+constexpr int kUpgrades = 2;                 // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
   return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
@@ -169,16 +171,31 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   return best;
 }
 
+// On a simulated device no part of a batch has to be measured: parts are choices without being asked for.
+bool may_divide_unasked(const Device& device, const CompileOptions& options) {
+  return device.info().simulated && !options.batch_sizes && !options.exact && options.kernels.empty() &&
+         find_policy(options.policy).name == "auto";
+}
+
 // Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
 Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs,
                      const CompileOptions& options) {
   Flow flow(network, device, costs, options);
   Attempt best = search(network, flow, options, true);
-  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
-  if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
+  if (may_divide_unasked(device, options) && best.feasible() && best.graph.op_count() <= kFewOps) {
+    CompileOptions parts = options;
+    parts.batch_sizes = BatchSizes::power_of_two;
+    Flow flow_of_parts(network, device, costs, parts);
+    const Choice fastest{.family = options.family, .limit = {INT64_MAX}, .divide = true};
+    if (best.plan().predicted.step_time_ms > kRounding * flow_of_parts.least_ms(fastest))
+      consider(search(network, flow_of_parts, parts, true));
+    return best;
+  }
+  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
+  if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
   if (options.batch_sizes == BatchSizes::all) {
     CompileOptions fewer = options;
     fewer.batch_sizes = BatchSizes::power_of_two;
@@ -248,15 +265,22 @@ void reorder(Attempt& best, const Device& device, const CostTable& costs, const 
   if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
   Wanted wanted{.policy = options.policy, .only_to_fit = true};
   if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
-  std::optional<Attempt> other;
-  for_each_in_parallel(bound && best.feasible() ? 2 : 1, [&](size_t i) {
-    if (i == 0) {
-      other = reordered(best, options.memory, device, costs, options, wanted);
-    } else {
-      best.bound_ms = bound_ms_of(best, device, costs, options);
-    }
-  });
-  if (other && is_better(*other, best)) best = *std::move(other);
+  std::optional<Attempt> lower;
+  std::array<std::optional<Attempt>, kSpreads.size()> later;
+  std::vector<std::function<void()>> works;
+  works.emplace_back([&] { lower = reordered(best, options.memory, device, costs, options, wanted); });
+  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+  if (best.graph.op_count() <= kFewOps && std::ranges::any_of(tiers, &TierInfo::beside_compute)) {
+    for (size_t i = 0; i < kSpreads.size(); ++i)
+      works.emplace_back([&, i] { later[i] = postponed(best, device, costs, options, wanted, kSpreads[i]); });
+  }
+  if (bound && best.feasible()) works.emplace_back([&] { best.bound_ms = bound_ms_of(best, device, costs, options); });
+  for_each_in_parallel(works.size(), [&](size_t i) { works[i](); });
+  const auto consider = [&](std::optional<Attempt>& other) {
+    if (other && is_better(*other, best)) best = *std::move(other);
+  };
+  consider(lower);
+  std::ranges::for_each(later, consider);
 }
 
 // What every tensor in memory of its own needs.

@@ -23,7 +23,8 @@ constexpr int64_t kAboveCounts = 1024;                   // times what lies ther
 constexpr int64_t kFirstRound = 1'000'000;               // exchanges
 constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the peak
 constexpr int kSweeps = 12;
-constexpr int64_t kWalked = 100'000'000;  // steps, for the bound on bytes
+constexpr int64_t kLargeStates = 1 << 20;  // bytes of an update's
+constexpr int64_t kWalked = 100'000'000;   // steps, for the bound on bytes
 
 // Which steps must be done before which: those that make what it reads, and, of one that must overwrite, all other readers.
 class Constraints {
@@ -295,6 +296,74 @@ std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const Constrain
   return order;
 }
 
+// Bytes of states that the step replaces, where they are worth waiting for.
+int64_t large_states(const ValueTimeline& timeline, int32_t s) {
+  int64_t bytes = 0;
+  for (const int32_t v : timeline.steps[s].outputs) {
+    if (timeline.values[v].before < 0) continue;
+    if (!timeline.values[v].uses.empty()) return 0;  // read in the same step
+    bytes += timeline.values[v].bytes;
+  }
+  return bytes < kLargeStates ? 0 : bytes;
+}
+
+// Whether the step does nothing but replace states, which nobody reads in the same step.
+bool is_update(const ValueTimeline& timeline, int32_t s) {
+  return std::ranges::all_of(timeline.steps[s].outputs, [&](int32_t v) {
+    return timeline.values[v].before >= 0 && timeline.values[v].uses.empty();
+  });
+}
+
+// Where all that step p makes is for steps that go with the update and for other updates, and takes more than what it reads
+// and nobody else keeps: these others. They go along.
+std::optional<std::vector<int32_t>> others_of(const ValueTimeline& timeline, const std::vector<int32_t>& goes_with,
+                                              int32_t p, int32_t update) {
+  const TimelineStep& step = timeline.steps[p];
+  int64_t made = 0, kept = 0;
+  std::vector<int32_t> others;
+  bool is_for_it = false;
+  for (const int32_t v : step.outputs) {
+    const TimelineValue& value = timeline.values[v];
+    if (value.at_end || value.state >= 0 || value.uses.empty()) return std::nullopt;
+    for (const int32_t user : value.uses) {
+      if (goes_with[user] == update) {
+        is_for_it = true;
+      } else if (goes_with[user] < 0 && is_update(timeline, user)) {
+        others.push_back(user);
+      } else {
+        return std::nullopt;
+      }
+    }
+    made += value.bytes;
+  }
+  for (const int32_t v : step.inputs) {
+    const TimelineValue& value = timeline.values[v];
+    if (value.state < 0 && !value.at_end) kept += value.bytes;
+  }
+  return is_for_it && made > kept ? std::optional(others) : std::nullopt;
+}
+
+// The steps in the order of these times, as far as each waits for what it reads.
+Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeline, const Constraints& constraints) {
+  using Next = std::pair<double, int32_t>;
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> ready;
+  std::vector<size_t> waiting(wanted.size());
+  for (int32_t s = 0; s < constraints.count(); ++s) {
+    waiting[s] = constraints.before(s).size();
+    if (waiting[s] == 0) ready.emplace(wanted[s], s);
+  }
+  Route route;
+  while (!ready.empty()) {
+    const int32_t s = ready.top().second;
+    ready.pop();
+    route.order.push_back(timeline.steps[s].op);
+    for (const int32_t next : constraints.after(s)) {
+      if (--waiting[next] == 0) ready.emplace(wanted[next], next);
+    }
+  }
+  return route;
+}
+
 }  // namespace
 
 std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort,
@@ -321,6 +390,52 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
   Route route;
   for (const int32_t s : best.steps()) route.order.push_back(timeline.steps[s].op);
   return route;
+}
+
+std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& timeline, double share) {
+  if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
+  const auto count = static_cast<int32_t>(timeline.steps.size());
+  std::vector<double> begins;  // of steps, and the end
+  begins.reserve(timeline.steps.size() + 1);
+  begins.push_back(0);
+  for (const TimelineStep& step : timeline.steps) begins.push_back(begins.back() + step.ms);
+  // Steps that are postponed with an update: those that make what it alone reads.
+  std::vector<int32_t> goes_with(timeline.steps.size(), -1);
+  std::vector<int32_t> updates;
+  std::vector<double> bytes;
+  for (int32_t s = 0; s < count; ++s) {
+    const int64_t moved = large_states(timeline, s);
+    if (moved == 0) continue;
+    goes_with[s] = s;
+    bool any_producer = false;
+    for (int32_t p = s; p-- > 0;) {
+      const auto others = others_of(timeline, goes_with, p, s);
+      if (!others) continue;
+      goes_with[p] = s;
+      for (const int32_t other : *others) goes_with[other] = s;
+      any_producer = true;
+    }
+    if (!any_producer) continue;  // its gradient would wait in its stead
+    updates.push_back(s);
+    bytes.push_back(static_cast<double>(moved));
+  }
+  if (updates.empty()) return std::nullopt;
+  const double all = std::accumulate(bytes.begin(), bytes.end(), 0.0);
+  const double from = begins[updates.front()], length = share * (begins.back() - from);
+  std::vector<double> wanted(begins.begin(), begins.end() - 1);
+  bool any = false;
+  double done = 0;
+  for (size_t i = 0; i < updates.size(); ++i) {
+    const double at = from + length * done / all;
+    done += bytes[i];
+    if (at <= begins[updates[i]]) continue;
+    any = true;
+    for (int32_t p = 0; p < count; ++p) {
+      if (goes_with[p] == updates[i]) wanted[p] = at;
+    }
+  }
+  if (!any) return std::nullopt;
+  return in_order_of(wanted, timeline, Constraints(graph, timeline));
 }
 
 int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers) {

@@ -8,6 +8,10 @@
 
 #include "plan/assemble.h"
 #include "plan/liveness.h"
+#include "plimsoll/autodiff.h"
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
+#include "plimsoll/models.h"
 #include "tests/support/random_cost_graph.h"
 #include "tests/support/random_graph.h"
 
@@ -130,6 +134,53 @@ TEST(Reorder, OfTrainingGraphsKeepsWhatWaits) {
     EXPECT_EQ(reorder_for(graph, timeline, 0, kEffort)->order, route->order) << "seed " << seed;
   }
   EXPECT_GT(found, 30);
+}
+
+// Layers of a MiB of weights and more behind small ones: their updates are spread over what follows, and what makes their
+// gradients goes along.
+TEST(PostponeUpdates, SpreadsThoseOfLargeStatesWithWhatMakesTheirGradients) {
+  Network network = build_model("mlp:256-256-256-256-1024-1024-1024",
+                                {.batch = 4, .channels = 1, .height = 16, .width = 16, .classes = 10});
+  network = make_training_network(network, {.momentum = 0.9});
+  const Graph& graph = network.graph;
+  const Route given = make_route(graph);
+  const std::unique_ptr<Device> device = open_device("k40c", 1);
+  std::vector<KernelChoice> kernels;
+  const CostTable costs(probe_rates(*device));
+  const PolicyInput input{.graph = graph, .route = given, .kernels = kernels, .costs = costs, .device = device->info()};
+  ValueTimeline timeline = make_timeline(input);
+  for (TimelineStep& step : timeline.steps) step.ms = 1;
+  const auto route = postpone_updates(graph, timeline, 1);
+  ASSERT_TRUE(route);
+  EXPECT_NO_THROW(find_liveness(graph, *route));
+  std::vector<int32_t> place(timeline.steps.size());
+  for (size_t i = 0; i < route->order.size(); ++i)
+    place[static_cast<size_t>(timeline.step_of[route->order[i]])] = static_cast<int32_t>(i);
+  int large = 0, postponed = 0;
+  const auto count = std::ssize(timeline.steps);
+  for (int32_t s = 0; s < count; ++s) {
+    const TimelineStep& step = timeline.steps[static_cast<size_t>(s)];
+    const bool is_large = std::ranges::any_of(
+        step.outputs, [&](int32_t v) { return timeline.values[v].before >= 0 && timeline.values[v].bytes >= 1 << 20; });
+    if (!is_large) continue;
+    ++large;
+    EXPECT_GE(place[s], s);
+    postponed += place[s] > s + 2 ? 1 : 0;
+    for (const int32_t v : step.inputs) {  // its gradient is made where it is used
+      const int32_t producer = timeline.values[v].producer;
+      if (producer < 0) continue;
+      EXPECT_LE(place[s] - place[producer], 3) << graph.op(step.op).name;
+    }
+  }
+  EXPECT_GE(large, 3);
+  EXPECT_GE(postponed, 2);
+  // Where nothing is large, nothing is postponed.
+  Network small = build_model("mlp:64-64", {.batch = 4, .channels = 1, .height = 16, .width = 16, .classes = 10});
+  small = make_training_network(small, {.momentum = 0.9});
+  const Route usual = make_route(small.graph);
+  const PolicyInput of_small{
+      .graph = small.graph, .route = usual, .kernels = kernels, .costs = costs, .device = device->info()};
+  EXPECT_FALSE(postpone_updates(small.graph, make_timeline(of_small), 1));
 }
 
 }  // namespace
