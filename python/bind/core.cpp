@@ -278,20 +278,20 @@ class Step {
             .plans = j.at("plans")};
   }
   // `agreed`: a shape of the step whose agreement this one has.
-  size_t add_shape(const std::string& network, int64_t batch, const nb::object& progress,
-                   std::optional<size_t> agreed) {
+  size_t add_shape(const std::string& network, const nb::object& progress, std::optional<size_t> agreed) {
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    const std::string* const plan = agreed ? &step_->agreement().plans.at(*agreed) : nullptr;
-    return number_of(step_->add_shape(network_from_json(network, batch, true), listener, plan),
+    return number_of(step_->add_shape(network_from_json(network, 0, true), listener, agreed),
                      agreed ? nullptr : communicator_.get());
   }
+  void forget_shape(size_t number) { step_->forget_shape(number); }
+  void forget_evaluation(size_t number) { step_->forget_evaluation(number); }
   void use(size_t shape) { step_->use(shape); }
   int64_t budget_bytes() const { return step_->budget().count; }
   int64_t arena_bytes() const { return step().executor().arena_bytes().count; }
-  size_t add_evaluation(const std::string& network, int64_t batch) {
+  size_t add_evaluation(const std::string& network) {
     const nb::gil_scoped_release released;
-    return number_of(step_->add_evaluation(network_from_json(network, batch, false)),
+    return number_of(step_->add_evaluation(network_from_json(network, 0, false)),
                      divides_parameters() ? communicator_.get() : nullptr);
   }
   void feed_evaluation(size_t number, const std::string& name, const ReadOnlyArray& array) {
@@ -444,7 +444,9 @@ NB_MODULE(_core, m) {
       .def("finish", &Step::finish)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
       .def("set_group", &Step::set_group)
-      .def("add_shape", &Step::add_shape, "network"_a, "batch"_a, "progress"_a.none(), "agreed"_a = nb::none())
+      .def("add_shape", &Step::add_shape, "network"_a, "progress"_a.none(), "agreed"_a = nb::none())
+      .def("forget_shape", &Step::forget_shape)
+      .def("forget_evaluation", &Step::forget_evaluation)
       .def("use", &Step::use)
       .def("add_evaluation", &Step::add_evaluation)
       .def("feed_evaluation", &Step::feed_evaluation)

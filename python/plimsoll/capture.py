@@ -36,6 +36,7 @@ from .fixed import has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
 from .hf_masks import masks_by_torch
+from .loose import Loose
 from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
@@ -168,6 +169,7 @@ def capture(
     fallback: bool = False,
     modes: Optional[Modes] = None,
     numbers: Sequence[Number] = (),
+    loose: Optional[Loose] = None,
 ) -> Captured:
     """Captures a training step of a model.
 
@@ -176,17 +178,21 @@ def capture(
     batch)`` says how the model takes a batch where ``default_call`` would not do. ``outputs(output)`` picks what is to be
     read after a step, for metrics; what is picked stays in memory until the step's end.
 
-    ``numbers`` are inputs as well (moving.py). ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
+    ``numbers`` are inputs as well (moving.py), and ``loose`` are parameters that no module has. ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     beside = modules_beside(model, loss, call, outputs)
+    variables = ""
+    if loose is not None and loose._parameters:
+        variables = _title("variables", beside)
+        beside[variables] = loose
     while True:
         met = Met()
         captured, error = None, None
         with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
             try:
-                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met)
+                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables)
             except Unsupported as refused:
                 error = refused
         if not met.modules:
@@ -194,13 +200,16 @@ def capture(
                 raise error
             return captured
         for module in met.modules:  # which no name led to
-            title = type(module).__name__
-            while title in beside or hasattr(nn.ModuleDict, title):
-                title += "_"
-            beside[title] = module
+            beside[_title(type(module).__name__, beside)] = module
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met) -> Captured:
+def _title(name: str, beside: dict[str, nn.Module]) -> str:
+    while name in beside or hasattr(nn.ModuleDict, name):
+        name += "_"
+    return name
+
+
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, loose) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -215,7 +224,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     tensors += [number.now() for number in numbers]
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
-    step = Joined(model, loss, call, outputs, example, beside, numbers)
+    step = Joined(model, loss, call, outputs, example, beside, numbers, loose)
     step.met = met
     names, tied = _tie(step)
     fixed: list[str] = []

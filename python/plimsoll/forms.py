@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from .capture import Captured
 from .convert import Converted
 from .feeding import Feeder
-from .joined import resized
 from .writer import Document
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
@@ -100,20 +99,6 @@ class Form:
     def outputs(self) -> dict[str, str]:
         """The caller's names of what he reads after a step, and the network's."""
         return self.converted.outputs
-
-    def size_of(self, batch: Any, example: Key) -> Optional[int]:
-        """The number of samples of a batch that differs from the example by it alone; None: it differs otherwise."""
-        tensors = self.captured.tensors_of(batch)
-        sized = self.captured.batch_leaf
-        shapes = tensors_of_key(example)
-        if self.captured.second is None or self.converted.fixed_batch or len(tensors) != len(shapes):
-            return None
-        if tensors[sized].dim() == 0 or tensors[sized].shape[0] == 0:
-            return None
-        before, after = self.captured.first.batch, int(tensors[sized].shape[0])
-        scaled = [resized(torch.empty(shape, dtype=dtype, device="meta"), before, after) for shape, dtype in shapes]
-        rest = [[part for part in key if not isinstance(part, tuple) or part[0] == "value"] for key in (example, key_of(batch))]
-        return after if key_of(scaled) == key_of(tensors) and rest[0] == rest[1] else None
 
     @property
     def numbers(self) -> list:

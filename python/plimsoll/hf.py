@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .held import untouched
 from .optimizers import kind_of
 from .step import Step, compile
 
@@ -29,7 +30,7 @@ logger = logging.get_logger("transformers.plimsoll")
 if not hasattr(transformers.Trainer, "_prepare_for_training"):
     raise ImportError(f"plimsoll.hf needs a newer transformers than {transformers.__version__}; it is tested with 5.24")
 
-__all__ = ["Trainer", "TrainingArguments"]
+__all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
 
 
 @dataclass
@@ -47,6 +48,10 @@ class TrainingArguments(transformers.TrainingArguments):
         self.use_cpu = True  # where the step runs
         super().__post_init__()
 
+
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+_FEW = 4  # lengths that need not be made fewer
+_LOOKED_AT = 64  # texts
 
 _OURS = [f.name for f in fields(TrainingArguments) if f.name not in {g.name for g in fields(transformers.TrainingArguments)}]
 
@@ -89,7 +94,15 @@ class Trainer(transformers.Trainer):
             logger.info("gradient_checkpointing is left to the plan, which recomputes what does not fit")
             args.gradient_checkpointing = False
         self._step: Optional[Step] = None
+        self._needs: list[bool] = []  # of the parameters, whether they had gradients when it was compiled
         super().__init__(model, args, *further, **named)
+        self._refuse_other_optimizers(str(getattr(args.optim, "value", args.optim)))
+
+    def _refuse_other_optimizers(self, chosen: str) -> None:
+        own = self.optimizer is not None or getattr(self, "optimizer_cls_and_kwargs", None) is not None or type(self).create_optimizer is not transformers.Trainer.create_optimizer
+        if not own and chosen not in _OPTIMIZERS:
+            told = f"optim={chosen!r}: the step trains by Adam, AdamW and SGD; give one of {', '.join(_OPTIMIZERS)}, or an optimizer by optimizers="
+            raise ValueError(f"plimsoll.hf.Trainer refuses\n  {told}")
 
     @property
     def step(self) -> Optional[Step]:
@@ -97,6 +110,34 @@ class Trainer(transformers.Trainer):
         return self._step
 
     # --- training ---
+
+    def get_train_dataloader(self) -> Any:
+        self._pad_to_few_lengths(self.train_dataset)
+        return super().get_train_dataloader()
+
+    def _pad_to_few_lengths(self, data: Any) -> None:
+        """Each length of a batch has a plan of its own. Where the collator pads each batch to its longest text, it pads to a multiple."""
+        collator = self.data_collator
+        tokenizer = getattr(collator, "tokenizer", None)
+        if getattr(collator, "pad_to_multiple_of", 0) is not None or str(getattr(collator, "padding", True)) not in ("True", "longest"):
+            return
+        if "attention_mask" not in getattr(tokenizer, "model_input_names", ()):
+            return  # padding would be read as text
+        lengths, of_both = _lengths(data)
+        if len(set(lengths)) <= _FEW:
+            return
+        multiple = 8
+        while max(map(max, lengths)) > (1 if of_both else 2) * _FEW * multiple:
+            multiple *= 2
+        config = getattr(self.model, "config", None)
+        most = min(getattr(config, "max_position_embeddings", None) or 1 << 30, tokenizer.model_max_length)
+        if most % multiple and max(map(max, lengths)) > most // multiple * multiple // 2:
+            return  # a text that just fits might be padded to more positions than there are
+        collator.pad_to_multiple_of = multiple
+        logger.warning(
+            f"Texts have many lengths, each of which takes a plan of its own: batches are padded to multiples of {multiple}. Set"
+            " data_collator.pad_to_multiple_of to choose another, or to 1 for none."
+        )
 
     def _prepare_for_training(self, *args: Any, **named: Any) -> Any:
         self._step = None  # another train() may have another optimizer, or other weights
@@ -116,8 +157,13 @@ class Trainer(transformers.Trainer):
         batch = self._batch(inputs, num_items_in_batch, ignored=None)
         if self.args.gradient_accumulation_steps > 1 and self._sums(num_items_in_batch):
             batch["together"] = torch.tensor(float(together))  # the step takes the mean of all, where the losses are to be added
+        with untouched():
+            needs = [parameter.requires_grad for parameter in model.parameters()]
+        if self._step is not None and needs != self._needs:  # a callback has frozen some
+            self._step.sync()
+            self._step = None
         if self._step is None:
-            self._step = self._compiled(model, batch)
+            self._step, self._needs = self._compiled(model, batch), needs
         loss = self._step(batch, batches=together) / together
         return torch.tensor(loss)
 
@@ -185,6 +231,35 @@ class Trainer(transformers.Trainer):
         if prediction_loss_only:
             return loss, None, None
         return loss, _alone(_as_they_were(self._step.evaluation_outputs)), _alone(tuple(labels))
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments, transformers.Seq2SeqTrainingArguments):
+    """Those of transformers, and what ``plimsoll.compile`` wants to know."""
+
+
+class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
+    """As transformers'. With ``predict_with_generate`` it evaluates outside of the step's memory, as transformers does it."""
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Optional[list[str]] = None, **generation: Any) -> Any:
+        by = transformers.Seq2SeqTrainer if self.args.predict_with_generate and not prediction_loss_only else Trainer
+        further = generation if by is transformers.Seq2SeqTrainer else {}
+        return by.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys, **further)
+
+
+def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:
+    """Of some of a data set's texts, and, with True, of texts that belong to them and are of other lengths; none where it cannot be asked without being read through."""
+    try:
+        count = len(data)
+        with torch.random.fork_rng(devices=[]):
+            looked_at = [data[i] for i in range(0, count, max(1, count // _LOOKED_AT))]
+        texts = [(len(row["input_ids"]),) for row in looked_at]
+        labels = [row.get("labels") for row in looked_at]
+        targets = [(len(label) if isinstance(label, Sequence) else 0,) for label in labels]
+        of_both = any(targets) and texts != targets and all(map(any, targets))
+        return ([(*a, *b) for a, b in zip(texts, targets)], True) if of_both else (texts, False)
+    except (TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
+        return [], False
 
 
 def _named(outputs: Any, ignored: Sequence[str]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -30,7 +30,7 @@ class Met:
 class Joined(nn.Module):
     """Model and loss as one module that takes the tensors of a batch, and after them the numbers that move, and returns (loss, outputs by name)."""
 
-    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}, numbers: Sequence[Number] = ()):
+    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch, beside: Mapping[str, nn.Module] = {}, numbers: Sequence[Number] = (), loose: str = ""):
         super().__init__()
         self.numbers = numbers
         self.met = Met()
@@ -39,6 +39,7 @@ class Joined(nn.Module):
         self.call = call
         self.outputs = outputs
         self.beside = nn.ModuleDict(beside)  # which these read
+        self.loose = loose  # which of those has the parameters that are variables
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
@@ -53,7 +54,8 @@ class Joined(nn.Module):
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         note_gradients(torch.is_grad_enabled())
         buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
-        with self._noting_calls(), in_place(self.numbers, moved), Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
+        variables = self.beside[self.loose].in_place() if self.loose else nullcontext()
+        with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):

@@ -57,5 +57,9 @@ def of_dictionary(name: str, values: Mapping[str, Any], key: str) -> Number:
     return Number(name, lambda: values.get(key), lambda value: values.__setitem__(key, value))  # type: ignore[attr-defined]
 
 
+def of_list(name: str, values: list, place: int) -> Number:
+    return Number(name, lambda: values[place] if place < len(values) else None, lambda value: values.__setitem__(place, value))
+
+
 def of_cell(name: str, cell: Any) -> Number:
     return Number(name, lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))

@@ -83,8 +83,8 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
             if not parameter.requires_grad:
                 continue
             if id(parameter) not in names:
-                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that neither the model has nor a module that the"
-                    " loss names: if it is the loss's, put model and loss into one nn.Module and leave loss= out; if a list holds it, make that an"
+                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that neither the model has, nor a module or a"
+                    " variable that the loss names: if it is the loss's, put model and loss into one nn.Module and leave loss= out; if a tuple holds it, make that an"
                     " nn.ModuleList or nn.ParameterList")
             behind = 0 if kind == "sgd" else most - _updates_of(optimizer, parameter)
             members.setdefault(behind, []).append(names[id(parameter)])

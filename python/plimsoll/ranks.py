@@ -132,18 +132,20 @@ class Ranks:
 
 
 def begin_alike(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """All begin with the parameters, buffers and states of the optimizer that the first rank has."""
+    """All begin with the model's parameters and buffers, and the optimizer's parameters and states, that the first rank has."""
     with torch.no_grad(), untouched():
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ranks.expect_same({"the number of the optimizer's parameters": len(parameters)})
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        own = {id(tensor) for tensor in tensors.values()}
+        tensors |= {f"parameter {i} of the optimizer": parameter for i, parameter in enumerate(parameters) if id(parameter) not in own}
         ranks.expect_same({f"'{name}'": f"{str(t.dtype)[6:]} {tuple(t.shape)}{' on meta' if t.is_meta else ''}" for name, t in tensors.items()})
         for tensor in tensors.values():
             if not tensor.is_meta:
                 ranks.broadcast(tensor)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         known = sorted({key for keys in optimizers.STATES.values() for key in keys})
         states = [optimizer.state.get(parameter, {}) for parameter in parameters]
         mine = [[[key for key in known if isinstance(state.get(key), Tensor)], int(state.get("step", 0))] for state in states]
-        ranks.expect_same({"the number of the optimizer's parameters": len(parameters)})
         for parameter, (keys, number) in zip(parameters, json.loads(ranks.of_first(json.dumps(mine)))):
             state = optimizer.state[parameter] if keys or parameter in optimizer.state else {}
             for key in set(known) - set(keys):

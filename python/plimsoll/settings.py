@@ -45,6 +45,7 @@ class _Seen(set):  # type: ignore[type-arg]
         super().__init__()
         self.own = {id(part) for whole in wholes if isinstance(whole, nn.Module) for part in whole.modules()}
         self.modules: list[tuple[str, nn.Module]] = []  # others that were met, by the names that led there
+        self.of_packages: set[int] = set()  # ids of the attributes of objects whose class is an installed package's, or derives from one
 
 
 def modules_beside(model: nn.Module, *functions: Optional[Callable]) -> dict[str, nn.Module]:
@@ -67,6 +68,14 @@ def modules_beside(model: nn.Module, *functions: Optional[Callable]) -> dict[str
     return found
 
 
+def places_of(wanted: set[int], model: nn.Module, *functions: Optional[Callable]) -> Iterator[tuple[str, nn.Parameter, moving.Number]]:
+    """Where parameters with these ids stand that the model or these functions read by names: a name, the parameter, the place."""
+    for told, fields in _owners(model, functions, _Seen(model, *functions)):
+        for key, value in list(fields.items()):
+            if id(value) in wanted and isinstance(value, nn.Parameter) and (number := _number(f"{told}.{key}", fields, key)) is not None:
+                yield f"{told}.{key}".replace(".", "_") if key.isdigit() else key.replace(".", "_"), value, number[1]
+
+
 def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[str, Any]]:
     """Dictionaries of attributes by the names of what has them. A cell of a closure is one of its own."""
     given = [("model", model), *((getattr(f, "__name__", "loss"), f) for f in functions if f is not None)]
@@ -84,6 +93,8 @@ def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[s
             if not isinstance(fields, dict) or id(fields) in seen:
                 continue
             seen.add(id(fields))
+            if title != "model" and not isinstance(part, nn.Module) and not all(_is_users(c.__module__) for c in type(part).__mro__[:-1]):
+                seen.of_packages.add(id(fields))
             yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
             if isinstance(part, nn.Module) and id(part) not in seen.own:
                 yield f"{title}.{name}".strip("."), _Mode(part)
@@ -130,6 +141,8 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
                 yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
     elif _has_attributes(value) and id(vars(value)) not in seen:
         seen.update((id(value), id(vars(value))))
+        if dataclasses.is_dataclass(value) and not _is_users(type(value).__module__):
+            seen.of_packages.add(id(vars(value)))
         yield told, vars(value)
         yield from _of_class(type(value), seen)
         for key, entry in list(vars(value).items()):
@@ -340,11 +353,13 @@ class Settings:
     """``keep`` those that a forward pass does not itself change: given before a capture, and looked at again after it. ``key()`` tells values apart that differ from
     those of the first capture."""
 
-    def __init__(self, model: nn.Module, *functions: Optional[Callable]):
-        own = {id(parameter) for module in (model, *modules_beside(model, *functions).values()) for parameter in module.parameters()}
+    def __init__(self, model: nn.Module, *functions: Optional[Callable], without: Iterable[Tensor] = ()):
+        own = {id(parameter) for module in (model, *modules_beside(model, *functions).values()) for parameter in module.parameters()} | {id(t) for t in without}
+        seen = _Seen(model, *functions)
         self._places = [
-            (owner, fields, name) for owner, fields in _owners(model, functions, _Seen(model, *functions)) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
+            (owner, fields, name) for owner, fields in _owners(model, functions, seen) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
         ]
+        self._of_packages = seen.of_packages
         self._modes = [fields for _, fields, _ in self._places if isinstance(fields, _Mode)]
         self._first = [_held(value) for value in self._now()]
         self._last = list(self._first)
@@ -432,6 +447,16 @@ class Settings:
                 " takes seconds. Leave it out of the forward pass and of the loss, or make it a tensor of the batch", stacklevel=2,
             )
 
+    def forget_unnamed(self, names: set[str]) -> None:
+        """What of a trainer, or another object of an installed package, Python's code did not name."""
+        unnamed = [i for i, (_, fields, name) in enumerate(self._places) if id(fields) in self._of_packages and name not in names]
+        if unnamed:
+            self.forget(unnamed)
+
+    @property
+    def reads_packages(self) -> bool:
+        return bool(self._of_packages)
+
     def knows(self, modules: Iterable[nn.Module]) -> bool:
         """Whether names lead to them, so that their modes are looked at."""
         known = {id(fields._module) for fields in self._modes}
@@ -456,8 +481,10 @@ def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Nu
     """Where a number stands, told apart by what it is a variable of, and how it is written; None where it cannot be."""
     if isinstance(fields, _Cells):
         return (id(fields[key]),), moving.of_cell(name, fields[key])
+    if isinstance(fields, _Entries):
+        return ((id(fields._entries), key), moving.of_list(name, fields._entries, int(key))) if type(fields._entries) is list else None
     values = fields._values if isinstance(fields, _Read) else fields
-    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, (_Entries, _Mode)) else None
+    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, _Mode) else None
 
 
 def _told(value: Any) -> str:

@@ -24,6 +24,7 @@ import sys
 import threading
 import warnings
 import weakref
+from contextlib import nullcontext
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
@@ -42,6 +43,7 @@ from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible
 from .joined import training_modes
+from .loose import Loose
 from .moving import Number
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
@@ -50,7 +52,7 @@ from .sync_batch_norm import has_sync_batch_norm
 from .unseen import is_hooked, refuse_unseen
 
 Size = Union[str, int]
-MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
+MOST_SHAPES = 16  # of batches, at a time; each has a plan and kernels of its own
 MOST_TEXTS = 8  # of a batch, that make no difference to the network: then they are taken for names
 
 
@@ -88,9 +90,9 @@ _made: "weakref.WeakKeyDictionary[torch.optim.Optimizer, int]" = weakref.WeakKey
 _steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.WeakKeyDictionary()
 
 
-def _bring_up_to_date(*modules: nn.Module) -> None:
+def _bring_up_to_date(*modules: nn.Module, loose: Iterable[Tensor] = ()) -> None:
     """Before an export, which must not meet a hook that writes values."""
-    tensors = {id(tensor) for module in modules for tensor in [*module.parameters(), *module.buffers()]}
+    tensors = {id(tensor) for module in modules for tensor in [*module.parameters(), *module.buffers()]} | {id(tensor) for tensor in loose}
     steps = [step for steps in list(_steps.values()) for step in steps]
     for step in sorted(steps, key=lambda step: step._number):  # as all ranks do
         if any(id(tensor) in tensors for tensor in step._own().values()):
@@ -135,6 +137,10 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, tuple) and part[0] == "value" and part[1][:1] in ("'", '"')
 
 
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
 def _members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
@@ -172,6 +178,8 @@ class Step:
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._used: dict[int, int] = {}  # when each of these was wanted last, by its form
+        self._wanted, self._in_use, self._tells_of_shapes = 0, 0, True
         self._texts: dict[int, Optional[set]] = {}  # by place in a batch, those that made no difference; None: they do
         self._unread: set[int] = set()  # places of texts that no network reads
         self._progress, self._unplanned = progress, fallbacks.Measured()
@@ -180,7 +188,7 @@ class Step:
             with fallbacks.rehearsal():
                 self._core = _core.Step(self._first.text, options, shown, ranks.core if ranks else None)
                 for key, form in forms[1:]:
-                    self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
+                    self._shapes[key] = form, self._core.add_shape(form.text, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -289,11 +297,17 @@ class Step:
             if key not in self._shapes:
                 self._agree("a step", key)
             self._form, number = self._shapes.get(key) or self._add_shape(batch)
+            self._want(self._form)
             self._core.use(number)
+            self._in_use = number
             numbers = self._form.numbers
             self._form.feed(batch, Feeder(self._core, self._gpu))  # may raise, on one rank alone: nothing was agreed on then
             self._fed, self._fed_numbers = batch, numbers
         return key
+
+    def _want(self, form: Form) -> None:
+        self._wanted += 1
+        self._used[id(form)] = self._wanted
 
     def _train(self, batch: Any, batches: int, following: Any = None) -> float:
         self._expect_the_same_model()
@@ -444,6 +458,7 @@ class Step:
         self._take_over()
         self._evaluated = self._evaluations.get(self._key(batch)) or self._add_evaluation(batch)
         form, number = self._evaluated
+        self._want(form)
         if form.is_fed:
             self._sync_module()
         form.feed(batch, Feeder(self._core, self._gpu, number))
@@ -452,13 +467,12 @@ class Step:
 
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
         """A plan for batches of another shape, in the same memory."""
-        size = None if self._settings.changed() else self._first.size_of(batch, self._example)
         with names_read() as names:
-            form = self._captured_form(batch, True, any_batch=not size)  # of so many samples Python may make something else
+            form = self._captured_form(batch, True, any_batch=False)  # of so many samples Python may make something else
         known = self._same_as_known(batch, form, names) or self._same_but_for_texts(self._shapes, batch, form)
         if known is not None:
             return known
-        add = lambda shown: self._core.add_shape(form.text, 0, shown)  # noqa: E731
+        add = lambda shown: self._core.add_shape(form.text, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
     def _key(self, batch: Any) -> Key:
@@ -503,6 +517,7 @@ class Step:
             self._settings.forget_unread(found[0], names)
             self._shapes[self._key(batch)] = found[1]
             return found[1]
+        self._settings.forget_unnamed(names)
         self._settings.tell()
         return None
 
@@ -516,19 +531,15 @@ class Step:
         return list(alike.values())
 
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
-        size = None
-        if self._evaluations and not self._settings.changed():
-            key, (first, _) = next(iter(self._evaluations.items()))
-            size = first.size_of(batch, key)
-        form = self._captured_form(batch, False, any_batch=not size)
+        form = self._captured_form(batch, False, any_batch=not self._evaluations)
         known = self._evaluations.get(self._without_unread(key_of(batch)))
         if self._settings.changed() and known is not None and same_network(form, known[0]):
             return known
         if (same := self._same_but_for_texts(self._evaluations, batch, form)) is not None:
             return same
-        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, 0))
+        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text))
 
-    def _captured_form(self, batch: Any, training: bool, any_batch: bool = True) -> Form:
+    def _captured_form(self, batch: Any, training: bool, any_batch: bool) -> Form:
         self._sync_module()
         tried = training and self._ranks is None
         while tried and (moving := self._settings.moving()):  # places are others after each
@@ -553,7 +564,11 @@ class Step:
         if not captured.numbers_read[-1]:
             return self._settings.stays(places)
         self._settings.move(number, places)
-        self._shapes.clear()  # which have it as it was
+        for number in {number for _, number in self._shapes.values()} - {0, self._in_use}:  # which have it as it was
+            self._core.forget_shape(number)
+        for number in {number for _, number in self._evaluations.values()} - {self._evaluated and self._evaluated[1]}:
+            self._core.forget_evaluation(number)
+        self._shapes.clear()
         self._evaluations.clear()
 
     def _expect_no_more(self, form: Form) -> None:
@@ -568,12 +583,7 @@ class Step:
 
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len({number for _, number in to.values()}) >= MOST_SHAPES:
-            raise ValueError(
-                f"this batch's tensors have shapes{' or values' if self._fixed else ''} unlike the {MOST_SHAPES} that were met before: {_told(self._key(batch))}; each"
-                " takes a plan of its own, so pad batches to a few lengths" if key_of(batch)[:-1] not in {key[: len(key_of(batch)) - 1] for key in to} else
-                f"what the network reads beside the batch's tensors has had {MOST_SHAPES} values, each with a plan of its own, and has another now:"
-                f" {_told(self._key(batch))}. {OFTEN[0].upper()}{OFTEN[1:]}"
-            )
+            self._make_room(to, batch)
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
@@ -590,6 +600,31 @@ class Step:
         finally:
             shown.end()
         return to[self._key(batch)]
+
+    def _make_room(self, to: dict[Key, tuple[Form, int]], batch: Any) -> None:
+        """Forgets the shape that was wanted longest ago. ValueError where it is not the shape that is new: what changes with every batch has no end."""
+        key, count = self._key(batch), len(key_of(batch))
+        if self._sizes(key, count) in {self._sizes(known, count) for known in to}:
+            raise ValueError(
+                f"what the network reads beside the batch's tensors has had {MOST_SHAPES} values, each with a plan of its own, and has another now:"
+                f" {_told(key)}. {OFTEN[0].upper()}{OFTEN[1:]}"
+            )
+        if self._tells_of_shapes:
+            self._tells_of_shapes = False
+            warnings.warn(
+                f"batches have had more than {MOST_SHAPES} shapes, the last one {_told(key_of(batch))}. Each takes a plan of its own, which is made anew when"
+                " the shape comes again after others. Pad batches to a few lengths, as by pad_to_multiple_of of Hugging Face's collators", stacklevel=2,
+            )
+        stay = {0, self._in_use} if to is self._shapes else {self._evaluated and self._evaluated[1]}
+        form, number = min((known for known in to.values() if known[1] not in stay), key=lambda known: self._used.get(id(known[0]), 0))
+        for known in [key for key, (other, _) in to.items() if other is form]:
+            del to[known]
+        self._used.pop(id(form), None)
+        (self._core.forget_shape if to is self._shapes else self._core.forget_evaluation)(number)
+
+    def _sizes(self, key: Key, count: int) -> tuple:
+        """What of a key tells sizes: shapes, and the values of tensors that decide some."""
+        return tuple(part for i, part in enumerate(key[: count - 1]) if i in self._fixed or not isinstance(part, tuple) or part[0] != "value")
 
     def _grow(self, needed: int, ranks: Optional[Ranks]) -> bool:
         """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
@@ -624,7 +659,7 @@ class Step:
             group.sent = {key: told[key] for key in group.settings}  # the settings have to be told again
         self._options = options
         self._evaluations.clear()
-        self._evaluated = None
+        self._evaluated, self._in_use = None, 0
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
@@ -633,7 +668,7 @@ class Step:
                     if number == 0:
                         continue
                     try:
-                        self._shapes[key] = form, self._core.add_shape(form.text, 0, shown, number if ranks else None)
+                        self._shapes[key] = form, self._core.add_shape(form.text, shown, number if ranks else None)
                     except _core.InfeasibleAnswer:  # it is tried again when a batch of it comes
                         del self._shapes[key]
         finally:
@@ -960,7 +995,7 @@ def compile(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("the model is wrapped in DistributedDataParallel; give model.module: the step itself averages gradients among the ranks")
     ranks = find(process_group, timeout)
-    _bring_up_to_date(model, *modules_beside(model, loss, call, outputs).values())  # by all ranks together, where it is divided among them
+    _bring_up_to_date(model, *modules_beside(model, loss, call, outputs).values(), loose=_trained(optimizer))  # by all ranks together, where it is divided among them
     if ranks is not None:
         begin_alike(ranks, model, optimizer)
 
@@ -968,9 +1003,12 @@ def compile(
         largest, *others = sorted([plain(example), *(arranged(batch, example) for batch in shapes)], key=_elements, reverse=True)
         refuse_unseen(model, optimizer)
         _expect_values(model)
-        settings = Settings(model, loss, call)
+        loose = Loose(_trained(optimizer), model, loss, call, outputs)
+        settings = Settings(model, loss, call, without=loose.parameters())
         generators = _generators()
-        (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback))
+        with names_read() if settings.reads_packages else nullcontext(set()) as names:
+            (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback, loose))
+        settings.forget_unnamed(names)
         if generators != _generators():
             warnings.warn(
                 "the model or the loss draws random numbers of Python or numpy: what they were at compile they are in every step. Draw them"
@@ -985,7 +1023,7 @@ def compile(
         def capture_as(batch: Any, training: bool, any_batch: bool = True, numbers: Sequence[Number] = ()) -> Captured:
             return capture(
                 model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, any_batch=any_batch,
-                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers),
+                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose,
             )
 
         first = Form(captured, converted)  # where states lie is as the largest needs it
@@ -1055,13 +1093,14 @@ def _elements(batch: Any) -> int:
     return sum(leaf.numel() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _captured(model, optimizer, loss, example, outputs, call, fallback):
+def _captured(model, optimizer, loss, example, outputs, call, fallback, loose=None):
     if fallback not in (None, "torch"):
         raise ValueError(f"fallback={fallback!r} is unknown; 'torch' lets PyTorch compute what Plimsoll has no op for")
     optimizers.kind_of(optimizer)
-    _bring_up_to_date(model, *modules_beside(model, loss, outputs, call).values())
+    _bring_up_to_date(model, *modules_beside(model, loss, outputs, call).values(), loose=_trained(optimizer))
     example = _on_device_of(model, example)
-    captured = capture(model, loss, example, outputs=outputs, call=call, fallback=fallback is not None)
+    loose = Loose(_trained(optimizer), model, loss, call, outputs) if loose is None else loose
+    captured = capture(model, loss, example, outputs=outputs, call=call, fallback=fallback is not None, loose=loose)
     converted = convert(captured, label_dtype="i32")
     document = converted.document
     groups = optimizers.groups_of(optimizer, captured.known)

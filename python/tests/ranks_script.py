@@ -102,6 +102,18 @@ def short_batches(folder: Path):
     return {"losses": losses, "weights": weights(model)}
 
 
+def variables(folder: Path):
+    """What the optimizer has beside the model's parameters is rank 0's as well. Batches have more sizes than there are plans at a time."""
+    torch.manual_seed(1 + RANK)
+    model, criterion, scale = network(), nn.Linear(10, 10), nn.Parameter(torch.rand(()))
+    optimizer = torch.optim.AdamW([*model.parameters(), scale, *criterion.parameters()], lr=0.003)
+    step = plimsoll.compile(
+        model, optimizer, loss=lambda output, batch: F.cross_entropy(criterion(output) * scale, batch[1]), example=batch(0, 18), **{"memory": "4MiB", **LIMITS}
+    )  # fmt: skip
+    losses = [step(batch(i, size)) for i, size in enumerate([*range(1, 19), 2, 18])]
+    return {"losses": losses, "weights": hash_of([*model.parameters(), scale, *criterion.parameters()]), "plans": len(step._shapes)}
+
+
 def differences(folder: Path):
     """What the ranks must have alike is told, on all of them, and they go on."""
     torch.manual_seed(1)

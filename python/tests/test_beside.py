@@ -1,6 +1,7 @@
 """Modules that the loss reads beside the model: a target network, a judge, a teacher, a criterion with parameters of its own. Each loop against PyTorch."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -275,6 +276,98 @@ def test_a_criterion_is_trained_where_the_optimizer_has_its_parameters(given, tm
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), **NEAR)
     for a, b in zip(models, models_2):
         same(a, b)
+
+
+# --- parameters that no module has ---------------------------------------------------------------------------------------
+
+VARIABLE = nn.Parameter(torch.zeros(2))
+
+
+def weighted(out, b, weights):
+    losses = torch.stack([F.cross_entropy(out, b[1]), out.square().mean()])
+    return (losses * torch.exp(-weights) + weights).sum()
+
+
+class Losses:
+    def __init__(self, weights):
+        self.weights = weights
+
+    def of(self, out, b):
+        return weighted(out, b, self.weights)
+
+
+def by_global(_):
+    return lambda out, b: weighted(out, b, VARIABLE)
+
+
+def by_closure(weights):
+    return lambda out, b: weighted(out, b, weights)
+
+
+def by_entries(weights):
+    both = {"first": weights}
+    parts = [both["first"], 2.0]
+    return lambda out, b: weighted(out, b, parts[0])
+
+
+def by_dictionary(weights):
+    both = {"first": weights}
+    return lambda out, b: weighted(out, b, both["first"])
+
+
+@pytest.mark.parametrize("of", [by_global, by_closure, by_entries, by_dictionary, lambda weights: Losses(weights).of], ids=["global", "closure", "list", "dictionary", "method"])
+def test_parameters_that_are_variables_are_trained(of, tmp_path):
+    def run(ours):
+        model = made(Net)
+        weights = VARIABLE if of is by_global else nn.Parameter(torch.zeros(2))
+        with torch.no_grad():
+            weights.zero_()
+        optimizer = torch.optim.AdamW([{"params": model.parameters()}, {"params": [weights], "lr": 0.05}], lr=1e-2)
+        loss = of(weights)
+        step = plimsoll.compile(model, optimizer, loss=loss, example=labelled(0), **LIMITS) if ours else None
+        losses, values = [], []
+        for i in range(8):
+            batch = labelled(i) if i != 5 else tuple(t[:9] for t in labelled(i))
+            if ours and i == 4:
+                step.save(tmp_path / "step")
+            losses.append(step(batch) if ours else eager_step(optimizer, loss(model(batch[0]), batch)))
+            values.append(weights.tolist())
+        if ours:
+            assert step.evaluate(labelled(0)) == pytest.approx(loss(model(labelled(0)[0]), labelled(0)).item(), rel=1e-4)
+            step.load(tmp_path / "step")
+            assert weights.tolist() == values[3]
+            assert [step(labelled(i)) for i in (4,)] == losses[4:5]
+        return losses, values
+
+    (ours, weights), (theirs, weights_2) = run(True), run(False)
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), **NEAR)
+    torch.testing.assert_close(torch.tensor(weights), torch.tensor(weights_2), **NEAR)
+
+
+def test_a_parameter_that_the_forward_pass_finds_by_a_global_name_is_trained():
+    class Shifted(Net):
+        def forward(self, x):
+            return super().forward(x + VARIABLE.sum())
+
+    def run(ours):
+        with torch.no_grad():
+            VARIABLE.fill_(0.1)
+        model = made(Shifted)
+        optimizer = torch.optim.SGD([*model.parameters(), VARIABLE], lr=0.1, momentum=0.9)
+        step = plimsoll.compile(model, optimizer, loss=lambda out, b: F.cross_entropy(out, b[1]), example=labelled(0), **LIMITS) if ours else None
+        losses = [step(labelled(i)) if ours else eager_step(optimizer, F.cross_entropy(model(labelled(i)[0]), labelled(i)[1])) for i in range(5)]
+        return losses, VARIABLE.tolist()
+
+    ours, theirs = run(True), run(False)
+    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(theirs[0]), **NEAR)
+    torch.testing.assert_close(torch.tensor(ours[1]), torch.tensor(theirs[1]), **NEAR)
+
+
+def test_a_parameter_that_no_name_leads_to_is_told():
+    model, weights = made(Net), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*model.parameters(), weights], lr=0.1)
+    with pytest.raises(ValueError, match="neither the model has"):
+        plimsoll.compile(model, optimizer, loss=functools.partial(weighted, weights=weights), example=labelled(0), **LIMITS)
 
 
 def test_parts_of_a_module_beside_that_are_others_are_told():

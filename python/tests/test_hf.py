@@ -467,6 +467,93 @@ def test_flattened_texts_are_trained_as_transformers_trainer_does(tmp_path):
     assert attention and all(op["attributes"]["documents"] == 1 for op in attention)
 
 
+def tokenizer():
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=64)
+
+
+def padding(**more):
+    """A collator that pads each batch to its longest text."""
+    return transformers.DataCollatorWithPadding(tokenizer(), **more)
+
+
+def texts_of_many_lengths(longest: int) -> Rows:
+    lengths = [2 + (7 * i) % (longest - 1) for i in range(48)]
+    return Rows([{"input_ids": [2 + (i + j * j) % 90 for j in range(length)], "labels": i % 3} for i, length in enumerate(lengths)])
+
+
+def test_texts_of_many_lengths_are_padded_to_few(tmp_path):
+    data = texts_of_many_lengths(30)
+    made = []
+    for ours, kind in ((True, hf.Trainer), (False, transformers.Trainer)):
+        args = arguments(tmp_path / str(ours), ours, learning_rate=1e-3, eval_strategy="epoch", num_train_epochs=1)
+        made.append(kind(built(classifier), args, train_dataset=data, eval_dataset=data, data_collator=padding()))
+    ours, theirs = made
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    assert logged(ours, "eval_loss") == pytest.approx(logged(theirs, "eval_loss"), rel=2e-4)
+    assert ours.data_collator.pad_to_multiple_of == 8 and theirs.data_collator.pad_to_multiple_of is None
+    assert len({number for _, number in ours.step._shapes.values()}) <= 4
+
+
+@pytest.mark.parametrize("collator, data", [(lambda: padding(pad_to_multiple_of=4), lambda: texts_of_many_lengths(62)), (padding, lambda: texts_of_many_lengths(5))])
+def test_a_collator_that_gives_few_lengths_stays_as_it_is(tmp_path, collator, data):
+    chosen = collator()
+    before = chosen.pad_to_multiple_of
+    trainer = hf.Trainer(built(classifier), arguments(tmp_path, True), train_dataset=data(), data_collator=chosen)
+    trainer.get_train_dataloader()
+    assert chosen.pad_to_multiple_of == before
+
+
+def t5() -> nn.Module:
+    sizes = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, pad_token_id=0, **sizes))
+
+
+@pytest.mark.parametrize("generate", [True, False])
+def test_sequences_are_trained_as_transformers_seq2seq_trainer_does(tmp_path, generate):
+    lengths = [(3 + (5 * i) % 12, 2 + (3 * i) % 6) for i in range(16)]
+    data = Rows([{"input_ids": [2 + (i + j * j) % 90 for j in range(a)], "labels": [2 + (i + 3 * j) % 90 for j in range(b)]} for i, (a, b) in enumerate(lengths)])
+    common = dict(
+        per_device_train_batch_size=4, num_train_epochs=2, learning_rate=2e-3, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, seed=7,
+        eval_strategy="epoch", predict_with_generate=generate, generation_max_length=6,
+    )  # fmt: skip
+    made = []
+    for ours in (True, False):
+        own = hf.Seq2SeqTrainingArguments(str(tmp_path / "ours"), memory="64MiB", threads=1, **common) if ours else transformers.Seq2SeqTrainingArguments(str(tmp_path / "theirs"), use_cpu=True, **common)
+        model = built(t5)
+        collator = transformers.DataCollatorForSeq2Seq(tokenizer(), model=model)
+        metrics = lambda p: {"sum": float((p.predictions[0] if isinstance(p.predictions, tuple) else p.predictions).sum())}  # noqa: E731
+        kind = hf.Seq2SeqTrainer if ours else transformers.Seq2SeqTrainer
+        made.append(kind(model, own, train_dataset=data, eval_dataset=data, data_collator=collator, processing_class=tokenizer(), compute_metrics=metrics if generate else None))
+    ours, theirs = made
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    for name in ("eval_loss", "eval_sum") if generate else ("eval_loss",):
+        assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=1e-3) and len(logged(ours, name)) == 2
+    assert len({number for _, number in ours.step._shapes.values()}) <= 3
+
+
+class Freezing(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, model=None, **_):
+        if state.global_step == 5:
+            for parameter in model.bert.encoder.layer[0].parameters():
+                parameter.requires_grad_(False)
+
+
+def test_layers_that_a_callback_freezes_stay_as_they_are(tmp_path):
+    ours, theirs = trainers(tmp_path, classifier, classified_texts(), dict(callbacks=[Freezing()]), learning_rate=1e-3, max_grad_norm=0.0)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs, names=("loss", "learning_rate"))
+    assert not any(p.requires_grad for p in ours.model.bert.encoder.layer[0].parameters())
+
+
+def test_an_optimizer_that_the_step_has_not_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="optim='adafactor'.*adamw_torch"):
+        hf.Trainer(built(classifier), arguments(tmp_path, True, optim="adafactor"), train_dataset=classified_texts())
+
+
 def test_accumulated_batches_are_one_update_also_at_the_end_of_an_epoch(tmp_path):
     ours, theirs = trainers(tmp_path, gpt2, texts(), gradient_accumulation_steps=4, max_grad_norm=0.3)
     ours.train(), theirs.train()
@@ -611,7 +698,8 @@ def test_a_training_step_of_ones_own_and_other_optimizers_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Own.training_step.*override compute_loss"):
         Own(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
     with pytest.raises(TypeError, match="not by torch.optim.*Adagrad"):
-        hf.Trainer(built(gpt2), arguments(tmp_path, True, optim="adagrad"), train_dataset=texts()).train()
+        model = built(gpt2)
+        hf.Trainer(model, arguments(tmp_path, True), train_dataset=texts(), optimizers=(torch.optim.Adagrad(model.parameters()), None)).train()
 
 
 def test_gradient_checkpointing_is_left_to_the_plan(tmp_path):

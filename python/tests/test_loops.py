@@ -242,6 +242,55 @@ def test_python_that_asks_for_the_size_is_asked_again(make, loss, sizes):
 # --- optimizers ---
 
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 5)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.words(ids)).mean(1))
+
+
+def test_more_lengths_than_there_is_room_for_go_on():
+    def words(length, by=0):
+        return (torch.arange(4 * length).view(4, length) * 7 + by) % 50, torch.arange(4) % 5
+
+    torch.manual_seed(0)
+    found = Words()
+    expected = copy.deepcopy(found)
+    mine, theirs = (torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (found, expected))
+    step = plimsoll.compile(found, mine, loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=words(30), **LIMITS)
+    lengths = [*range(1, 22), 30, 5, 21, 3]
+    with pytest.warns(UserWarning, match="more than 16 shapes"):
+        for i, length in enumerate(lengths):
+            batch = words(length, i)
+            assert step(batch) == pytest.approx(by_pytorch(expected, theirs, batch), rel=1e-4), length
+            assert step.evaluate(batch) == pytest.approx(entropy(expected(batch[0]), batch).item(), rel=1e-4), length
+            assert len(step._shapes) <= 16 and len(step._evaluations) <= 16
+    expect_equal(found, expected)
+
+
+def test_a_number_of_a_batch_that_never_stays_ends():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(10, 5)
+
+        def forward(self, x, scale):
+            return self.layer(x) * scale
+
+    torch.manual_seed(0)
+    model = Scaled()
+    step = plimsoll.compile(
+        model, sgd(model), call=lambda model, batch: model(batch["x"], batch["scale"]), loss=lambda output, batch: output.square().mean(),
+        example={"x": BATCH[0], "scale": 0}, **LIMITS,
+    )  # fmt: skip
+    for scale in range(1, 16):
+        step({"x": BATCH[0], "scale": scale})
+    with pytest.raises(ValueError, match="has had 16 values"):
+        step({"x": BATCH[0], "scale": 16})
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}])
 def test_layers_that_are_unfrozen_begin_as_in_pytorch(kind, settings):

@@ -21,7 +21,7 @@ from ranks_script import PART, Unknown, adamw, cross_entropy, network, whole_bat
 
 SCRIPT = str(Path(__file__).with_name("ranks_script.py"))
 ROOT = Path(plimsoll.__file__).parents[1]
-SCENARIOS = ["plain", "stages", "short_batches", "differences", "refusals", "fallback", "files", "divided_reads", "evaluation", "norms"]
+SCENARIOS = ["plain", "stages", "short_batches", "differences", "refusals", "fallback", "files", "divided_reads", "evaluation", "norms", "variables"]
 LIMIT = 240  # seconds: far more than any of them takes
 
 
@@ -107,6 +107,13 @@ def test_ranks_train_as_one_process_with_the_whole_batch(two):
 def test_short_batches_of_equal_sizes_are_trained(two):
     results, folder = two
     assert_as_one_process(results, "short_batches", folder / "short.pt", drawn(network), [4, 3, 4, 1])
+
+
+def test_what_the_optimizer_has_beside_the_model_begins_alike(two):
+    results, _ = two
+    found = [result["variables"] for result in results]
+    assert found[0]["weights"] == found[1]["weights"] and found[0]["losses"] != found[1]["losses"]
+    assert all(one["plans"] <= 16 for one in found)
 
 
 def test_sync_batch_norm_takes_the_statistics_of_the_whole_batch(two):

@@ -68,8 +68,10 @@ void measure(Session& session, const Network& network, const CompileOptions& com
 std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>, Infeasible> added,
                                       std::vector<std::unique_ptr<TrainingStep>>& among) {
   if (auto* infeasible = std::get_if<Infeasible>(&added)) return std::move(*infeasible);
-  among.push_back(std::get<std::unique_ptr<TrainingStep>>(std::move(added)));
-  return among.size() - 1;
+  auto place = std::ranges::find_if(among, [](const auto& step) { return step == nullptr; });
+  if (place == among.end()) place = among.emplace(place);
+  *place = std::get<std::unique_ptr<TrainingStep>>(std::move(added));
+  return static_cast<size_t>(place - among.begin());
 }
 
 int64_t rows_of(const Network& network) {
@@ -165,7 +167,7 @@ void NetworkStep::join_ranks(const Agreement* agreed, const NetworkStepListener&
   if (!options_.communicator) return;
   const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
   agreement_.link = agreed != nullptr ? agreed->link : open_link(session_, *wire, probing_room(), listener.notice);
-  if (agreed != nullptr) agreement_.plans = agreed->plans;
+  if (agreed != nullptr) agreed_before_ = agreed->plans;
   session_.device = with_wire(std::move(session_.device), agreement_.link, wire);
 }
 
@@ -207,6 +209,7 @@ std::optional<Infeasible> NetworkStep::plan(const Network& network, const Networ
 
 // By the plan that the ranks have agreed on.
 std::optional<Infeasible> NetworkStep::repeat(const Network& network, Bytes arena) {
+  if (agreement_.plans.empty()) agreement_.plans.push_back(agreed_before_.at(0));
   const SavedPlan saved = saved_plan_from_json(agreement_.plans[0]);
   CompileOptions pinned = compile_;
   pin(pinned, saved, options_, session_.device->info());
@@ -259,7 +262,7 @@ NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
 }
 
 std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, const NetworkStepListener& listener,
-                                                        const std::string* plan) {
+                                                        std::optional<size_t> agreed) {
   CompileOptions options = compile_;
   options.memory = steps_[0]->executor().arena_bytes();
   const auto add = [&](const Compile& compile) { return keep(in_this_memory(compile), steps_); };
@@ -275,7 +278,16 @@ std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, 
       use_plan(*program, saved, options_, options.memory, *session_.device);
     return compiled;
   };
-  if (plan != nullptr) return add([&] { return by_plan(saved_plan_from_json(*plan)); });
+  const auto agree = [&](size_t number, const std::string& text) {
+    agreement_.plans.resize(std::max(agreement_.plans.size(), number + 1));
+    agreement_.plans[number] = text;
+  };
+  if (agreed) {
+    const std::string& text = agreed_before_.at(*agreed);
+    const auto added = add([&] { return by_plan(saved_plan_from_json(text)); });
+    if (const auto* number = std::get_if<size_t>(&added)) agree(*number, text);
+    return added;
+  }
   Communicator* const ranks = options_.communicator.get();
   const Heartbeat heartbeat(ranks);
   const bool plans = ranks == nullptr || ranks->is_first();
@@ -290,18 +302,19 @@ std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, 
   });
   if (ranks == nullptr) return added;
   if (!is_planned) return is_added() ? Infeasible{} : std::move(added);
-  const std::string text = ranks->broadcast(plans ? text_of(steps_.back()->program()) : std::string());
+  const auto added_step = [&]() -> std::unique_ptr<TrainingStep>& { return steps_[std::get<size_t>(added)]; };
+  const std::string text = ranks->broadcast(plans ? text_of(added_step()->program()) : std::string());
   const bool is_ready = together(ranks, [&] {
     if (!plans) added = add([&] { return by_plan(saved_plan_from_json(text)); });
     return is_added();
   });
   if (!is_ready) {
     if (!is_added()) return added;
-    steps_.pop_back();
+    added_step().reset();
     return Infeasible{};
   }
-  check_same_plan(*ranks, steps_.back()->program());
-  agreement_.plans.push_back(text);
+  check_same_plan(*ranks, added_step()->program());
+  agree(std::get<size_t>(added), text);
   return added;
 }
 
@@ -311,9 +324,18 @@ void NetworkStep::use(size_t shape) {
   current_ = shape;
 }
 
+void NetworkStep::forget_shape(size_t shape) {
+  if (shape == 0 || shape == current_)
+    throw Error(ErrorCode::internal, "shape " + std::to_string(shape) + " of a step is the first or in use");
+  steps_.at(shape).reset();
+  if (shape < agreement_.plans.size()) agreement_.plans[shape].clear();
+}
+
 Bytes NetworkStep::measured_peak() const {
   Bytes peak;
-  for (const auto& step : steps_) peak = std::max(peak, step->measured_peak());
+  for (const auto& step : steps_) {
+    if (step) peak = std::max(peak, step->measured_peak());
+  }
   return peak;
 }
 
@@ -330,11 +352,11 @@ std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& netw
     return std::holds_alternative<size_t>(added);
   });
   if (others == nullptr || is_added) {
-    if (others != nullptr) check_same_collectives(*others, evaluations_.back()->program());
+    if (others != nullptr) check_same_collectives(*others, evaluations_[std::get<size_t>(added)]->program());
     return added;
   }
   if (std::holds_alternative<Infeasible>(added)) return added;
-  evaluations_.pop_back();
+  evaluations_[std::get<size_t>(added)].reset();
   return Infeasible{};
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,7 +25,7 @@ struct NetworkStepListener {
 // What several ranks have agreed on for a step: the link between them, and the first one's plan of each shape.
 struct Agreement {
   LinkInfo link;
-  std::vector<std::string> plans;  // as to_json has them
+  std::vector<std::string> plans;  // by the shape's number, as to_json has them; of a forgotten one it is empty
 };
 
 // With TrainOptions::communicator the step is one of several ranks'. All of them open it together, and add shapes together:
@@ -43,16 +44,20 @@ class NetworkStep {
                                                                      const Agreement* agreed = nullptr);
 
   // Makes the step of the same network for batches of another shape ready, in the memory that was taken: so the largest
-  // is the one to begin with. Returns its number; the first is 0. `plan`: what the ranks agreed on for it before.
+  // is the one to begin with. Returns its number: the first is 0, and a forgotten one's is taken again. `agreed`: which
+  // shape it was of the step whose agreement this one was opened with; it has that plan.
   std::variant<size_t, Infeasible> add_shape(const Network& network, const NetworkStepListener& listener = {},
-                                             const std::string* plan = nullptr);
+                                             std::optional<size_t> agreed = std::nullopt);
   // The next steps are of this shape. Parameters, counters and settings go on.
   void use(size_t shape);
+  // Lets go of a shape's plan and kernels. Throws Error for the first, whose memory all have, and for that in use.
+  void forget_shape(size_t shape);
 
   // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Returns its
   // number, from 0. Where parameters are divided among the ranks, all add it together, and run it together.
   std::variant<size_t, Infeasible> add_evaluation(const Network& network);
   TrainingStep& evaluation(size_t number) { return *evaluations_.at(number); }
+  void forget_evaluation(size_t number) { evaluations_.at(number).reset(); }
 
   TrainingStep& step() { return *steps_[current_]; }  // of the shape in use
   const TrainingStep& step() const { return *steps_[current_]; }
@@ -77,12 +82,13 @@ class NetworkStep {
 
   TrainOptions options_;
   Agreement agreement_;
+  std::vector<std::string> agreed_before_;  // plans of the step whose agreement this one was opened with
   std::optional<ProcessMemory> process_;
   Session session_;
   CompileOptions compile_;
   bool measures_ = false;
   Bytes measuring_room_;
-  std::vector<std::unique_ptr<TrainingStep>> steps_, evaluations_;
+  std::vector<std::unique_ptr<TrainingStep>> steps_, evaluations_;  // by number; null: forgotten
   size_t current_ = 0;
 };
 

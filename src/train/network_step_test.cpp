@@ -124,6 +124,32 @@ INSTANTIATE_TEST_SUITE_P(All, Shapes,
                                   (info.param.host ? "_host" : "");
                          });
 
+TEST(NetworkStep, AForgottenShapeGivesItsNumberToAnother) {
+  const TrainOptions options = options_of("adamw");
+  const std::vector<double> expected = losses_of_own_steps(options);
+  const auto network = open(network_of(9), options);
+  size_t number = 0;
+  for (size_t i = 0; i < kBatches.size(); ++i) {
+    const size_t before = number;
+    number = kBatches[i] == 9 ? 0 : std::get<size_t>(network->add_shape(network_of(kBatches[i])));
+    network->use(number);
+    if (before != 0 && before != number) network->forget_shape(before);
+    EXPECT_LE(number, 2u);
+    feed(network->step(), kBatches[i], static_cast<uint32_t>(i));
+    network->step().run(0.05);
+    EXPECT_NEAR(network->step().loss(), expected[i], 1e-4 * expected[i]) << "batch " << i;
+  }
+  EXPECT_THROW(network->forget_shape(0), Error);
+  network->use(0);
+  const size_t added = std::get<size_t>(network->add_shape(network_of(6)));
+  network->use(added);
+  EXPECT_THROW(network->forget_shape(added), Error);
+  EXPECT_GT(network->measured_peak(), 0_B);
+  const size_t evaluation = std::get<size_t>(network->add_evaluation(network_of(6, false)));
+  network->forget_evaluation(evaluation);
+  EXPECT_EQ(std::get<size_t>(network->add_evaluation(network_of(2, false))), evaluation);
+}
+
 TEST(NetworkStep, SaysThatAShapeDoesNotFitAndGoesOn) {
   TrainOptions options = options_of("sgd");
   const auto network = open(network_of(2), options);
