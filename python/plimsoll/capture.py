@@ -72,6 +72,7 @@ class Captured:
     fixed_batch: list[str] = field(default_factory=list)
     batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
     fallback: bool = False  # whether PyTorch computes what has no converter
+    any_batch: bool = True  # whether it was asked for batches of any size
 
     def __post_init__(self) -> None:
         constants = {i for i, place in enumerate(self.division.places) if place == Place.CONSTANT}
@@ -228,6 +229,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     step.met = met
     names, tied = _tie(step)
     fixed: list[str] = []
+    asked = any_batch
     parameters = {names[n]: p for n, p in step.named_parameters()}
     known = {id(p): names[n] for n, p in step.named_parameters(remove_duplicate=False)}
     buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
@@ -238,7 +240,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked)
 
     with mode(model, training, modes):
         first = export_program(step, tensors, batch, names)

@@ -109,6 +109,36 @@ std::vector<Choice> choices_of(Flow& flow, const Choice& first, const CompileOpt
   return choices;
 }
 
+// Goes through the choices behind the first, which gave `best`, some at a time, as long as they make it better. Returns which
+// gave it in the end.
+size_t try_choices(Attempt& best, const std::vector<Choice>& choices, Flow& flow, const CompileOptions& options,
+                   bool divide) {
+  const bool may_upgrade = best.graph.op_count() <= kFewOps && !options.workspace_total && !options.first_that_fits;
+  std::mutex best_mutex;
+  size_t best_index = 0;  // of equal ones the first: the same whoever is done first
+  for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
+    const size_t begin = end;
+    end = std::min(choices.size(), begin + kTriedAtOnce);
+    const bool any_waits = may_upgrade && waits_long(best);
+    if (any_waits) upgrade(best, flow, divide, options.policy);
+    const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
+    for_each_in_parallel(end - begin, [&](size_t i) {
+      const size_t index = begin + i;
+      double ms = kAnyTime;
+      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
+      if (any_waits && ms < kAnyTime)
+        ms = flow.least_ms(choices[index]) < ms ? known_ms + flow.gain(choices[index]) : 0;
+      Attempt other = flow.attempt(choices[index], false, ms);
+      if (any_waits) upgrade(other, flow, divide, options.policy);
+      const std::lock_guard lock(best_mutex);
+      if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
+      best = std::move(other);
+      best_index = index;
+    });
+  }
+  return best_index;
+}
+
 // The fastest kernels, if with them nothing has to leave the arena or run twice, and no other choice can be faster. Else
 // the other choices as well: what gives the fastest step of those that fit. Then steps of the best get faster kernels
 // again. Else infeasible, with the least memory that any of them needs.
@@ -133,31 +163,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     if (choices.empty()) choices = choices_of(flow, chosen, options, many);
     std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
     choices.insert(choices.begin(), chosen);
-    const bool may_upgrade = best.graph.op_count() <= kFewOps && !options.workspace_total && !options.first_that_fits;
-    std::mutex best_mutex;
-    size_t best_index = 0;  // of equal ones the first: the same whoever is done first
-    for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
-      const size_t begin = end;
-      end = std::min(choices.size(), begin + kTriedAtOnce);
-      const bool any_waits = may_upgrade && waits_long(best);
-      if (any_waits) upgrade(best, flow, divide, options.policy);
-      const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
-      for_each_in_parallel(end - begin, [&](size_t i) {
-        const size_t index = begin + i;
-        double ms = kAnyTime;
-        if (const std::lock_guard lock(best_mutex); best.feasible())
-          ms = best.plan().predicted.step_time_ms * kRounding;
-        if (any_waits && ms < kAnyTime)
-          ms = flow.least_ms(choices[index]) < ms ? known_ms + flow.gain(choices[index]) : 0;
-        Attempt other = flow.attempt(choices[index], false, ms);
-        if (any_waits) upgrade(other, flow, divide, options.policy);
-        const std::lock_guard lock(best_mutex);
-        if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
-        best = std::move(other);
-        best_index = index;
-      });
-    }
-    chosen = choices[best_index];
+    chosen = choices[try_choices(best, choices, flow, options, divide)];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
       if (find_policy(options.policy).name == "auto" && options.state_homes.empty() && !options.first_that_fits)
@@ -172,9 +178,30 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
 }
 
 // On a simulated device no part of a batch has to be measured: parts are choices without being asked for.
-bool may_divide_unasked(const Device& device, const CompileOptions& options) {
-  return device.info().simulated && !options.batch_sizes && !options.exact && options.kernels.empty() &&
-         find_policy(options.policy).name == "auto";
+bool may_divide_unasked(const Attempt& best, const Device& device, const CompileOptions& options) {
+  if (!device.info().simulated || options.batch_sizes || options.exact || !options.kernels.empty()) return false;
+  return find_policy(options.policy).name == "auto" && best.feasible() && best.graph.op_count() <= kFewOps;
+}
+
+// Of kernels in parts of the batch, those choices that `flow` has not made, where any could be faster than `best`.
+void try_parts(Attempt& best, const Network& network, Flow& flow, const Device& device, const CostTable& costs,
+               const CompileOptions& options) {
+  CompileOptions divided = options;
+  divided.batch_sizes = BatchSizes::power_of_two;
+  Flow flow_of_parts(network, device, costs, divided);
+  const Choice fastest{.family = options.family, .limit = {INT64_MAX}, .divide = true};
+  if (best.plan().predicted.step_time_ms <= kRounding * flow_of_parts.least_ms(fastest)) return;
+  std::set<std::string> known;
+  for (const Choice& choice : choices_of(flow, fastest, options, false)) known.insert(identity(*flow.lay_out(choice)));
+  std::vector<Choice> choices = choices_of(flow_of_parts, fastest, divided, false);
+  std::erase_if(choices,
+                [&](const Choice& choice) { return known.contains(identity(*flow_of_parts.lay_out(choice))); });
+  if (choices.empty()) return;
+  flow_of_parts.announce(choices);
+  choices.insert(choices.begin(), fastest);
+  if (try_choices(best, choices, flow_of_parts, divided, true) == 0) return;
+  upgrade(best, flow_of_parts, true, options.policy);
+  upgrade_others(best, flow_of_parts, choices);
 }
 
 // Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
@@ -185,13 +212,8 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
-  if (may_divide_unasked(device, options) && best.feasible() && best.graph.op_count() <= kFewOps) {
-    CompileOptions parts = options;
-    parts.batch_sizes = BatchSizes::power_of_two;
-    Flow flow_of_parts(network, device, costs, parts);
-    const Choice fastest{.family = options.family, .limit = {INT64_MAX}, .divide = true};
-    if (best.plan().predicted.step_time_ms > kRounding * flow_of_parts.least_ms(fastest))
-      consider(search(network, flow_of_parts, parts, true));
+  if (may_divide_unasked(best, device, options)) {
+    try_parts(best, network, flow, device, costs, options);
     return best;
   }
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
