@@ -212,10 +212,7 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
-  if (may_divide_unasked(best, device, options)) {
-    try_parts(best, network, flow, device, costs, options);
-    return best;
-  }
+  if (may_divide_unasked(best, device, options)) try_parts(best, network, flow, device, costs, options);
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
   if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
   if (options.batch_sizes == BatchSizes::all) {
