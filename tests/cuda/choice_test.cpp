@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "cost/signature.h"
 #include "device/cuda/device.h"
@@ -246,6 +249,30 @@ TEST(CudaChoice, WideLayersAreByRowsWhereThatIsFasterOrTheyHaveNoRoom) {
   const Program fast = compile(costs_with(0.001), {});
   EXPECT_TRUE(is_by_rows(fast));
   EXPECT_TRUE(is_by_rows(compile(costs_with(1000), {.memory = {fast.plan->arena.count * 3 / 4}})));
+}
+
+// Planning does: each answer is that of one thread alone. (Two at once broke the heap of the library's double.)
+TEST(CudaChoice, SeveralThreadsMayAskForKernels) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  Network network = build_model("gpt2:layers=1,width=48,heads=2,context=64,positions=64,vocab=64",
+                                {.batch = 8, .channels = 1, .height = 1, .width = 64, .classes = 64});
+  network = std::get<Program>(compile_training(network, *device, CostTable(), {.exact = true})).network;
+  std::vector<std::vector<std::string>> names(4);
+  std::vector<std::thread> threads;
+  for (std::vector<std::string>& of : names) {
+    threads.emplace_back([&] {
+      for (int again = 0; again < 40; ++again) {
+        of.clear();
+        for (const Op& op : network.graph.ops()) {
+          for (const KernelSpec& spec : device->kernels(network.graph, op, LayoutFamily::plain))
+            of.push_back(spec.name);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(names[0].size(), 20u);
+  for (const std::vector<std::string>& of : names) EXPECT_EQ(of, names[0]);
 }
 
 TEST(CudaChoice, WhatCudnnDoesNotTakeWholeItTakesInParts) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <mutex>
 #include <optional>
 
 #include "device/cuda/kernels.h"
@@ -179,6 +180,7 @@ class CudaDevice final : public Device {
     }
     const KernelFactory& factory = factory_of(op);
     require_f32(graph, op);
+    const std::lock_guard lock(listing_);
     return factory.specs(context_, graph, op, family);
   }
 
@@ -241,6 +243,7 @@ class CudaDevice final : public Device {
   Context context_;
   DoorTo peers_;
   DeviceInfo info_;
+  mutable std::mutex listing_;  // several threads plan, and one alone may ask cuDNN by its handle
 };
 
 }  // namespace
