@@ -254,8 +254,8 @@ TEST(CudaChoice, WideLayersAreByRowsWhereThatIsFasterOrTheyHaveNoRoom) {
 // Planning does: each answer is that of one thread alone. (Two at once broke the heap of the library's double.)
 TEST(CudaChoice, SeveralThreadsMayAskForKernels) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  Network network = build_model("gpt2:layers=1,width=48,heads=2,context=64,positions=64,vocab=64",
-                                {.batch = 8, .channels = 1, .height = 1, .width = 64, .classes = 64});
+  Network network = build_model("gpt2:layers=2,width=48,heads=2,context=256,positions=256,vocab=64",
+                                {.batch = 32, .channels = 1, .height = 1, .width = 256, .classes = 64});
   network = std::get<Program>(compile_training(network, *device, CostTable(), {.exact = true})).network;
   std::vector<std::vector<std::string>> names(4);
   std::vector<std::thread> threads;
