@@ -25,8 +25,10 @@ namespace {
 constexpr size_t kLimitsTried = 4;  // workspace limits between the largest and none
 constexpr size_t kTriedAtOnce = 2;  // choices of kernels; where none is better, those after them are hardly ever
 constexpr double kLong = 1.1;       // times what all ops take once
+constexpr double kShort = 1.002;    // the same
 constexpr int32_t kFewOps = 500;    // in whose plans the kernels are worth another look
 constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
+constexpr int32_t kFewOpsForParts = 300;     // in whose plans parts of a batch are looked at unasked
 constexpr int kUpgrades = 2;                 // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
@@ -58,6 +60,11 @@ std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutR
 // Whether the kernels are much of what makes a plan slow: smaller ones leave room, and where there is room the faster ones come back.
 bool waits_long(const Attempt& a) {
   return a.feasible() && a.plan().predicted.step_time_ms > kLong * a.plan().predicted.lower_bound_ms;
+}
+
+// Whether no order of the same steps could be much faster.
+bool waits_little(const Attempt& a) {
+  return a.feasible() && a.plan().predicted.step_time_ms <= kShort * a.plan().predicted.lower_bound_ms;
 }
 
 // Steps get faster kernels where the plan has left them room.
@@ -180,7 +187,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
 // On a simulated device no part of a batch has to be measured: parts are choices without being asked for.
 bool may_divide_unasked(const Attempt& best, const Device& device, const CompileOptions& options) {
   if (!device.info().simulated || options.batch_sizes || options.exact || !options.kernels.empty()) return false;
-  return find_policy(options.policy).name == "auto" && best.feasible() && best.graph.op_count() <= kFewOps;
+  return find_policy(options.policy).name == "auto" && best.feasible() && best.graph.op_count() <= kFewOpsForParts;
 }
 
 // Of kernels in parts of the batch, those choices that `flow` has not made, where any could be faster than `best`.
@@ -289,8 +296,9 @@ void reorder(Attempt& best, const Device& device, const CostTable& costs, const 
   std::vector<std::function<void()>> works;
   works.emplace_back([&] { lower = reordered(best, options.memory, device, costs, options, wanted); });
   const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
-  if (best.graph.op_count() <= kFewOps && std::ranges::any_of(tiers, &TierInfo::beside_compute)) {
-    for (size_t i = 0; i < kSpreads.size(); ++i)
+  if (best.graph.op_count() <= kFewOps && std::ranges::any_of(tiers, &TierInfo::beside_compute) &&
+      !waits_little(best)) {
+    for (size_t i = 0; i < (waits_long(best) ? kSpreads.size() : 1); ++i)
       works.emplace_back([&, i] { later[i] = postponed(best, device, costs, options, wanted, kSpreads[i]); });
   }
   if (bound && best.feasible()) works.emplace_back([&] { best.bound_ms = bound_ms_of(best, device, costs, options); });

@@ -24,6 +24,7 @@ constexpr int64_t kFirstRound = 1'000'000;               // exchanges
 constexpr double kHotOrder = 0.02, kColdOrder = 0.0002;  // parts of the peak
 constexpr int kSweeps = 12;
 constexpr int64_t kLargeStates = 1 << 20;  // bytes of an update's
+constexpr double kMostlyLarge = 0.25;      // of the bytes of all states: fewer are no reason for another order
 constexpr int64_t kWalked = 100'000'000;   // steps, for the bound on bytes
 
 // Which steps must be done before which: those that make what it reads, and, of one that must overwrite, all other readers.
@@ -421,6 +422,11 @@ std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& t
   }
   if (updates.empty()) return std::nullopt;
   const double all = std::accumulate(bytes.begin(), bytes.end(), 0.0);
+  double replaced = 0;
+  for (const TimelineValue& value : timeline.values) {
+    if (value.before >= 0) replaced += static_cast<double>(value.bytes);
+  }
+  if (all < kMostlyLarge * replaced) return std::nullopt;
   const double from = begins[updates.front()], length = share * (begins.back() - from);
   std::vector<double> wanted(begins.begin(), begins.end() - 1);
   bool any = false;

@@ -23,7 +23,7 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
 
 // The order in which updates of large states, each with the steps that make its gradient, are spread over a share of what
 // follows the first of them, in proportion to their bytes: so that a link has the time to bring states and to take them away, and what
-// the gradients are made of waits instead of the gradients. Nothing where no update is postponed, or the order is all ranks'.
+// the gradients are made of waits instead of the gradients. Nothing where few of the states' bytes are postponed, or the order is all ranks'.
 std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& timeline, double share);
 
 // Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
