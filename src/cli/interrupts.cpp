@@ -23,10 +23,11 @@ extern "C" void on_closed_pipe(int, siginfo_t* info, void*) {
   if (info->si_pid != ::getpid()) is_closed = true;
 }
 
+// Not on the thread's own stack: see use_signal_stack.
 void handle(int signal, void (*action)(int)) {
   struct sigaction handler {};
   handler.sa_handler = action;
-  handler.sa_flags = SA_RESTART;
+  handler.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(signal, &handler, nullptr);
 }
 
@@ -52,7 +53,7 @@ void catch_interrupts(Hangup hangup) {
   if (!nohup) handle(SIGHUP, hangup == Hangup::saves ? on_hangup_that_saves : on_interrupt);
   struct sigaction closed {};
   closed.sa_sigaction = on_closed_pipe;
-  closed.sa_flags = SA_SIGINFO | SA_RESTART;
+  closed.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   sigaction(SIGPIPE, &closed, nullptr);
 }
 

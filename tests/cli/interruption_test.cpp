@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "cli/interrupts.h"
 #include "tests/cli/program.h"
 
 namespace {
@@ -41,6 +42,21 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
     const Outcome resumed = run(with_checkpoint + " --resume " + path("c.safetensors"));
     EXPECT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_EQ(weights_sha256(path("json")), whole) << "after signal " << signal;
+  }
+}
+
+// A thread may have its stack pointer in a workspace on the heap: in kernels of oneDNN.
+TEST(Interrupts, AreHandledOnTheStackForSignals) {
+  const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+  struct sigaction before[std::size(signals)] = {}, now{};
+  ::signal(SIGHUP, SIG_DFL);  // nohup leaves it ignored
+  for (size_t i = 0; i < std::size(signals); ++i) sigaction(signals[i], nullptr, &before[i]);
+  plimsoll::cli::catch_interrupts();
+  for (size_t i = 0; i < std::size(signals); ++i) {
+    sigaction(signals[i], nullptr, &now);
+    EXPECT_NE(now.sa_handler, SIG_DFL) << signals[i];
+    EXPECT_NE(now.sa_flags & SA_ONSTACK, 0) << signals[i];
+    sigaction(signals[i], &before[i], nullptr);
   }
 }
 

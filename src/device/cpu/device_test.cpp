@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -228,6 +232,64 @@ TEST(Dnnl, AKernelThatFailsSaysWhichOpItRan) {
   kernel->run();
   EXPECT_THAT(message_of([&] { kernel->bind(std::vector<void*>{nullptr}, std::vector<void*>{y.data()}, nullptr); }),
               testing::HasSubstr("has no address"));
+}
+
+std::atomic<int> handled;
+std::atomic<const char*> first_place, last_place;
+extern "C" void note_place(int) {
+  const char here = 0;
+  if (handled == 0 || &here < first_place) first_place = &here;
+  if (handled == 0 || &here > last_place) last_place = &here;
+  ++handled;
+}
+
+// The products of "gemm" have the stack pointer in a workspace on the heap, whose neighbours a handler's frame would overwrite.
+TEST(Dnnl, ASignalWhileAKernelRunsWritesNowhereButOnTheStackForSignals) {
+  struct sigaction handler {
+  }, before{};
+  handler.sa_handler = note_place;
+  handler.sa_flags = SA_RESTART | SA_ONSTACK;
+  ASSERT_EQ(sigaction(SIGALRM, &handler, &before), 0);
+  const auto device = open_device("cpu", 1);
+  struct Product {
+    const char* type;
+    Shape a, b;
+  };
+  for (const Product& product : {Product{"FullyConnectedForward", {64, 256}, {128, 256}},
+                                 {"FullyConnectedBackwardData", {64, 128}, {128, 256}},
+                                 {"FullyConnectedBackwardWeights", {64, 256}, {64, 128}}}) {
+    Graph graph;
+    const std::vector<TensorId> in = {graph.add_source("a", product.a, DType::f32, Role::input),
+                                      graph.add_source("b", product.b, DType::f32, Role::input)};
+    const Op& op = graph.op(graph.add_op(product.type, "fc", "fc", in));
+    std::vector<float> a(64 * 256), b(128 * 256), out(128 * 256);
+    int products = 0;
+    for (const KernelSpec& spec : device->kernels(graph, op, LayoutFamily::plain)) {
+      if (spec.name.find("gemm") == std::string::npos) continue;
+      SCOPED_TRACE(spec.name);
+      ++products;
+      for (size_t i = 0; i < in.size(); ++i) graph.tensor(in[i]).layout = spec.inputs[i];
+      graph.tensor(op.outputs[0]).layout = spec.outputs[0];
+      const auto kernel = device->make_kernel(graph, op, spec.name);
+      std::vector<char> workspace(kernel->workspace().count);
+      kernel->bind(std::vector<void*>{a.data(), b.data()}, std::vector<void*>{out.data()}, workspace.data());
+      kernel->run();
+      handled = 0;
+      const struct itimerval often {
+        {0, 100}, { 0, 100 }
+      }, never{};
+      setitimer(ITIMER_REAL, &often, nullptr);
+      while (handled < 300) kernel->run();
+      setitimer(ITIMER_REAL, &never, nullptr);
+      stack_t stack{};
+      ASSERT_EQ(sigaltstack(nullptr, &stack), 0);
+      ASSERT_EQ(stack.ss_flags & SS_DISABLE, 0);
+      EXPECT_GE(first_place, static_cast<char*>(stack.ss_sp));
+      EXPECT_LT(last_place, static_cast<char*>(stack.ss_sp) + stack.ss_size);
+    }
+    EXPECT_GT(products, 0) << product.type;
+  }
+  sigaction(SIGALRM, &before, nullptr);
 }
 
 TEST(Dnnl, KernelsAreMadeInSeveralThreadsAtOnce) {

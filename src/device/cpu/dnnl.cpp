@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/signal_stack.h"
 #include "device/cpu/device.h"
 
 namespace plimsoll::cpu {
@@ -110,7 +111,10 @@ class DnnlKernel final : public Kernel {
     }
   }
 
+  // The matrix products of "gemm" have the stack pointer in a workspace on the heap while they multiply: a handler that used
+  // this thread's stack then would write over what lies before it.
   void run() override {
+    use_signal_stack();
     if (omp_get_max_threads() != threads_) omp_set_num_threads(threads_);
     check(
         dnnl_primitive_execute(primitive_.get(), stream_.get(), static_cast<int>(arguments_.size()), arguments_.data()),
