@@ -40,7 +40,7 @@ from .loose import Loose
 from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
-from .program import Program, export_program, module_path, source_line
+from .program import Program, export_program, interruptible, module_path, source_line
 from .settings import modules_beside
 from .sync_batch_norm import synchronised_by_core
 from .values import has_values
@@ -157,6 +157,7 @@ def _refuse_elements(step: nn.Module) -> None:
                 raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{b}' shares some of its elements with '{a}', which are one memory to PyTorch and two here")])
 
 
+@interruptible()
 def capture(
     model: nn.Module,
     loss: Optional[Callable] = None,

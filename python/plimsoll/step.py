@@ -46,6 +46,7 @@ from .joined import training_modes
 from .loose import Loose
 from .moving import Number
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
+from .program import interruptible
 from .ranks import Group, Ranks, begin_alike, find
 from .settings import OFTEN, Settings, modules_beside, names_read, same_network
 from .sync_batch_norm import has_sync_batch_norm
@@ -1055,7 +1056,8 @@ def compile(
 
     taken: list[Tensor] = []
     try:
-        return (prepared() if ranks is None else ranks.together(prepared))()
+        with interruptible():
+            return (prepared() if ranks is None else ranks.together(prepared))()
     except BaseException:
         bring_back(taken)
         raise

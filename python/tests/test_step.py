@@ -663,6 +663,36 @@ def test_an_interrupt_ends_compilation(after):
     assert told.returncode == 0 and "interrupted" in told.stdout, told.stderr
 
 
+INTERRUPTED_OFTEN = """
+import _thread, threading
+import torch
+import plimsoll
+from torch import nn
+
+model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU())])
+def compile():
+    plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda y, x: (y**2).mean(), example=torch.randn(8, 16),
+                     memory="2MiB", progress=False, costs="estimated")
+
+compile()  # all modules are imported
+caught = 0
+for i in range(60):
+    try:
+        threading.Timer(0.01 * (i % 30), _thread.interrupt_main).start()
+        while True:
+            compile()
+    except KeyboardInterrupt:
+        caught += 1
+print("caught", caught)
+"""
+
+
+def test_interrupts_wait_until_pytorch_can_take_an_exception():
+    """PyTorch's C++ ends the process where Python raises one within InputMetadata, which takes a sizable part of an export."""
+    told = subprocess.run([sys.executable, "-c", INTERRUPTED_OFTEN], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0 and "caught 60" in told.stdout, told.stderr
+
+
 class Late:
     """Is interrupted while it is deleted, where Python forgets that."""
 
