@@ -60,14 +60,16 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
                           "and the others"
                         : "all ranks must train the same network with the same options"));
   }
-  std::vector<Violation> violations = verify_workspaces(saved.graph, saved.plan, device, 1);
-  if (options.plan) {  // what the first rank sends is for the same graph, and check_plan verifies it below
-    for (Violation& violation : verify_file(saved)) violations.push_back(std::move(violation));
+  const auto is_edited = [](const Violation& v) { return v.rule == Violation::Rule::edited; };
+  std::vector<Violation> violations;
+  if (options.plan) violations = verify_file(saved);  // else the first rank sent it, and check_plan verifies it below
+  if (std::ranges::all_of(violations, is_edited)) {   // kernels are made only of what makes sense otherwise
+    for (Violation& violation : verify_workspaces(saved.graph, saved.plan, device, 1))
+      violations.push_back(std::move(violation));
   }
   if (!violations.empty()) {
     // That the file was edited says less than what is wrong with it.
-    const auto telling = std::find_if(violations.begin(), violations.end(),
-                                      [](const Violation& v) { return v.rule != Violation::Rule::edited; });
+    const auto telling = std::ranges::find_if_not(violations, is_edited);
     const Violation& first = telling == violations.end() ? violations.front() : *telling;
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, first.message));
   }
