@@ -325,9 +325,11 @@ void Scheduler::make_room(int32_t s, bool recompute) {
   }
 }
 
-// In the arena, and not in a tier.
+// In the arena, and not in a tier. A state's new value lies where the old one did, whatever a tier has of it from a gap.
 bool Scheduler::lives_to_the_end(int32_t v) const {
-  return timeline_.values[v].at_end && (timeline_.values[v].is_output || states_[v].slot < 0);
+  const TimelineValue& value = timeline_.values[v];
+  const int8_t tier = value.before >= 0 ? decisions_->home[value.before] : states_[v].slot;
+  return value.at_end && (value.is_output || tier < 0);
 }
 
 void Scheduler::end() {

@@ -45,7 +45,8 @@ Decisions random_decisions(const ValueTimeline& timeline, std::mt19937_64& rando
     const bool stays = (value.producer < 0 && decisions.home[v] < 0) || value.state >= 0;
     for (int32_t g = 0; g < value.gap_count(); ++g) {
       Choice& choice = decisions.gaps[value.first_gap + g];
-      if (stays && !(value.before < 0 && decisions.home[v] >= 0)) choice = kKeep;
+      const bool may_go = value.before < 0 ? decisions.home[v] >= 0 : choice >= kOffload;
+      if (stays && !may_go) choice = kKeep;
     }
   }
   return decisions;
@@ -208,6 +209,33 @@ TEST(Schedule, ACopyIsCompleteBeforeTheStepThatWritesTheSameOnceMore) {
 // `first` is there when `second` is made again, and leaves after that.
 TEST(Schedule, ACopyOutBeginsAfterTheLastStepThatWritesTheSame) {
   EXPECT_EQ(violations_of({{false, 3, kOffload}, {true, 1, kDrop}}), "");
+}
+
+// So a sum of gradients does that the norm of all gradients reads and, much later, the update.
+TEST(Schedule, AStateThatLiesInTheArenaIsThereAtTheEndThoughItsNewValueWasCopiedAway) {
+  testing::register_test_ops();
+  Graph graph;
+  const TensorId data = graph.add_source("data", {4, 64}, DType::f32, Role::input);
+  const TensorId sum = graph.add_source("sum", {4, 64}, DType::f32, Role::optimizer_state);
+  const Attributes shape{{"shape", std::vector<int64_t>{4, 64}}};
+  const TensorId next = graph.output(graph.add_op("TestUpdate", "accumulate", "accumulate", {sum, data}));
+  graph.states[0].after = next;
+  TensorId last = graph.output(graph.add_op("TestMap", "norm", "norm", {next}));
+  for (const char* name : {"one", "two"}) last = graph.output(graph.add_op("TestMap", name, name, {last}));
+  last = graph.output(graph.add_op("TestMix", "update", "update", {next, last}, shape));
+  graph.outputs = {graph.output(graph.add_op("TestMap", "after", "after", {last}))};
+  const Route route = make_route(graph);
+  const auto kernels = testing::random_kernels(graph, 1);
+  const CostTable costs;
+  PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+  input.device.tiers = {{.name = "disk", .capacity = 1_GiB, .out_gb_per_s = 1, .in_gb_per_s = 1}};
+  const ValueTimeline timeline = make_timeline(input);
+  Decisions decisions = keep_everything(timeline);
+  decisions.gaps[timeline.values[timeline.value_of[next]].first_gap + 1] = kOffload;
+  Schedule schedule;
+  Scheduler(timeline).run(decisions, schedule);
+  ASSERT_EQ(schedule.moves.size(), 2u);
+  EXPECT_EQ(describe(verify(graph, make_plan(input, timeline, decisions, schedule, "test"))), "");
 }
 
 TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
