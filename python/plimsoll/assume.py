@@ -30,6 +30,7 @@ from .counted import Count, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
 from .functions import in_backward, note_gradients
+from .interrupts import end_where_interrupted
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -92,6 +93,7 @@ class Assumptions(TorchFunctionMode):
                 raise RuntimeError(".data of a buffer becomes a tensor of another shape or dtype; write it by copy_ of one like it")
             args[0].copy_(args[1].detach())
             return None
+        end_where_interrupted()
         if self._writes_data(func, args):
             args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
         self._calls += 1

@@ -40,10 +40,11 @@ from .loose import Loose
 from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
-from .program import Program, export_program, interruptible, module_path, source_line
+from .program import Program, export_program, module_path, source_line
 from .settings import modules_beside
 from .sync_batch_norm import synchronised_by_core
 from .values import has_values
+from .interrupts import interruptible
 from .joined import WRAPPED, Joined, Met, Modes, default_call, input_names, mode, resized
 
 

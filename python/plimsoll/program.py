@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
 import io
 import logging
 import re
-import signal
-import threading
 import traceback
 import warnings
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Iterator, Mapping, Sequence
 
 import torch
@@ -27,6 +23,7 @@ from .carried import Left, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .gradients import NotLinear, write_gradients
+from .interrupts import within_pytorch
 from .joined import WRAPPED, Joined
 from .masks import Known, split_masks
 from .unseen import FOREIGN, each_once, watched
@@ -169,55 +166,10 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _takes_no_exception(frame: FrameType | None) -> bool:
-    """Whether PyTorch's C++ has called Python on the way to `frame`, which it does where none may be thrown, too, or an object is being deleted."""
-    while frame is not None:
-        if frame.f_code.co_name in ("__torch_dispatch__", "__torch_function__", "__del__") or frame.f_code.co_filename == torch._ops.__file__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """A Ctrl-C within, where something is exported, waits until PyTorch's C++ can take an exception: in the middle of it, it would end the
-    process. Python forgets one that comes while an object is deleted, as an export does often: then it is raised at the end."""
-    usual = signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
-        yield
-        return
-    seen = False
-    over = False
-    again: threading.Timer | None = None
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal seen, again
-        seen = True
-        if over:
-            return
-        if not _takes_no_exception(frame):
-            usual(number, frame)
-        again = threading.Timer(0.005, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        over = True
-        if again is not None:
-            again.cancel()
-            again.join()  # what it asked for reaches `interrupt` still
-        signal.signal(signal.SIGINT, usual)
-        if seen:
-            raise KeyboardInterrupt
-
-
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with _quiet(), each_once(step), restored(step):
+        with within_pytorch(), _quiet(), each_once(step), restored(step):
             left = Left(step)
             step.ended = left.look
             with watched(step) as watch:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import gc
 import hashlib
+import io
 import itertools
 import json
 import operator
@@ -24,8 +25,9 @@ import sys
 import threading
 import warnings
 import weakref
-from contextlib import nullcontext
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
+import zipfile
+from contextlib import nullcontext, suppress
+from typing import Any, BinaryIO, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -42,11 +44,11 @@ from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, tensors_of_key
 from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible
+from .interrupts import interruptible
 from .joined import training_modes
 from .loose import Loose
 from .moving import Number
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
-from .program import interruptible
 from .ranks import Group, Ranks, begin_alike, find
 from .settings import OFTEN, Settings, modules_beside, names_read, same_network
 from .sync_batch_norm import has_sync_batch_norm
@@ -887,16 +889,20 @@ class Step:
             "torch_rng": torch.get_rng_state(),
         }
         partial = f"{os.fspath(path)}.partial"
-        with open(partial, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        try:
+            with open(partial, "wb") as file:
+                _write_whole(content, file)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial)
+            raise
 
     def load(self, path: Union[str, os.PathLike]) -> None:
         """Goes on where ``save`` stopped."""
         with open(path, "rb") as file:
             try:
+                _refuse_damaged(file)
                 content = torch.load(file, weights_only=True)
             except Exception as error:  # of many kinds, as its bytes are
                 raise ValueError(f"{path} was not written by step.save, or is damaged: {error}") from None
@@ -1076,6 +1082,41 @@ def _alone(model: nn.Module) -> list[Tensor]:
         others = {id(tensor) for steps in list(_steps.values()) for step in steps for tensor in step._own().values()}
         places = collections.Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
         return [t for number, t in tensors.items() if number not in others and places[t.untyped_storage().data_ptr()] == 1]
+
+
+def _write_whole(content: Any, file: BinaryIO) -> None:
+    """By torch.save, to the disk. PyTorch tells of a write that failed only that a position is not as expected."""
+    failed: list[OSError] = []
+
+    class Watched(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            try:
+                return file.write(data)
+            except OSError as error:
+                failed.append(error)
+                raise
+
+    try:
+        torch.save(content, Watched())
+        file.flush()
+        os.fsync(file.fileno())
+    except RuntimeError:
+        if failed:
+            raise failed[0] from None
+        raise
+
+
+def _refuse_damaged(file: BinaryIO) -> None:
+    """torch.load does not compare the checksums that torch.save wrote."""
+    if torch.serialization.get_crc32_options():
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"the checksum of '{damaged}' in it is another")
+    file.seek(0)
 
 
 _OF_EACH = ("memory", "host_memory", "spill", "held_bytes")  # options that need not be the same on all ranks

@@ -7,6 +7,7 @@ import collections
 import copy
 import json
 import re
+import resource
 import subprocess
 import sys
 import weakref
@@ -636,6 +637,38 @@ def test_settings_that_cannot_be_are_told(settings, told):
     model = network()
     with pytest.raises(ValueError, match=told):
         plimsoll.compile(model, OPTIMIZERS["sgd"](model.parameters()), loss=cross_entropy, example=batch(0), **({"memory": "2MiB"} | LIMITS | settings))
+
+
+def test_a_file_with_another_bit_is_refused(tmp_path):
+    model = network()
+    step = plimsoll.compile(model, OPTIMIZERS["adamw"](model.parameters()), loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0))
+    step.save(tmp_path / "step.pt")
+    whole = (tmp_path / "step.pt").read_bytes()
+    weights = model[-1].weight.detach().numpy().tobytes()
+    at = whole.index(weights)
+    for place in (at, at + len(weights) // 2):
+        (tmp_path / "step.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged: the checksum of"):
+            step.load(tmp_path / "step.pt")
+    (tmp_path / "step.pt").write_bytes(whole)
+    step.load(tmp_path / "step.pt")
+
+
+def test_a_file_that_cannot_be_written_says_why_and_leaves_the_one_before(tmp_path):
+    model = network()
+    step = plimsoll.compile(model, OPTIMIZERS["adamw"](model.parameters()), loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0))
+    step.save(tmp_path / "step.pt")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            step.save(tmp_path / "step.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [file.name for file in tmp_path.iterdir()] == ["step.pt"]
+    step.load(tmp_path / "step.pt")
 
 
 INTERRUPTED = """

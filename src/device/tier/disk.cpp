@@ -256,6 +256,13 @@ class DiskChannel final : public Channel {
   // `aim` says where a piece's bytes lie; `fill` gets them ready to be sent; `finish` takes them when they are there.
   template <class Aim, class Fill, class Finish>
   void run(bool write, const Slot& slot, int64_t first, int64_t count, Aim&& aim, Fill&& fill, Finish&& finish) {
+    // It would change the file and the queue of the process that it was forked from.
+    if (const pid_t process = ::getpid(); process != owner_) {
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("{}: this spill file is of process {}, from which process {} was forked. A forked process has "
+                              "none of its own; start it by 'spawn', and make its step there",
+                              file_.name, owner_, process));
+    }
     try {
       int64_t sent = 0, landed = 0;
       while (landed < count) {
@@ -297,6 +304,7 @@ class DiskChannel final : public Channel {
   }
 
   const SpillFile& file_;
+  const pid_t owner_ = ::getpid();
   Buffers& buffers_;
   std::unique_ptr<DiskQueue> queue_;
   std::array<Flight, kDiskDepth> flights_;

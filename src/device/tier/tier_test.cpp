@@ -322,6 +322,35 @@ TEST(DiskTier, LeavesNoFileNeitherInUseNorAfterBeingKilled) {
   EXPECT_EQ(folder.files(), 0u);
 }
 
+TEST(DiskTier, IsNotTouchedByAProcessThatIsForked) {
+  TemporaryFolder folder;
+  const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 1_MiB);
+  tier->reserve(1_MiB);
+  const auto channel = tier->open_channel();
+  Slot& slot = tier->slot({0}, {100'000});
+  const std::vector<std::byte> there = noise(100'000, 1), other = noise(100'000, 2);
+  std::vector<std::byte> here(100'000);
+  channel->write(slot, there.data());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int refused = 0;
+    for (const auto& access : {std::function<void()>([&] { channel->read(slot, here.data()); }),
+                               std::function<void()>([&] { channel->write(slot, other.data()); })}) {
+      try {
+        access();
+      } catch (const Error& error) {
+        refused += std::string(error.what()).find("A forked process has none of its own") != std::string::npos ? 1 : 0;
+      }
+    }
+    ::_exit(refused);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  channel->read(slot, here.data());
+  EXPECT_EQ(here, there);
+}
+
 TEST(DiskTier, RemovesWhatDeadProcessesLeftAndNothingElse) {
   TemporaryFolder folder;
   const pid_t dead = ::fork();
