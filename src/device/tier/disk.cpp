@@ -258,10 +258,11 @@ class DiskChannel final : public Channel {
   void run(bool write, const Slot& slot, int64_t first, int64_t count, Aim&& aim, Fill&& fill, Finish&& finish) {
     // It would change the file and the queue of the process that it was forked from.
     if (const pid_t process = ::getpid(); process != owner_) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("{}: this spill file is of process {}, from which process {} was forked. A forked process has "
-                              "none of its own; start it by 'spawn', and make its step there",
-                              file_.name, owner_, process));
+      throw Error(
+          ErrorCode::device_failure,
+          fmt::format("{}: this spill file is of process {}, from which process {} was forked. A forked process has "
+                      "none of its own; start it by 'spawn', and make its step there",
+                      file_.name, owner_, process));
     }
     try {
       int64_t sent = 0, landed = 0;
