@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <thread>
 
 #include "cost/sqlite.h"
 #include "plimsoll/cost.h"
@@ -52,13 +53,20 @@ int64_t unix_time() {
 }
 
 // Held while a database is opened and, where it is broken, replaced, so that of several processes one replaces it and
-// the others find the new one. Without a lock file (a read-only folder) nobody replaces anything.
+// the others find the new one. Without a lock file (a read-only folder), or where another process keeps it for long (stopped,
+// perhaps), nobody replaces anything.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& path) {
     handle_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (handle_ >= 0) {
-      while (flock(handle_, LOCK_EX) != 0 && errno == EINTR) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (handle_ >= 0 && flock(handle_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() - begin > kPatience) {
+        close(handle_);
+        handle_ = -1;
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     }
   }
@@ -70,6 +78,7 @@ class FolderLock {
   bool held() const { return handle_ >= 0; }
 
  private:
+  static constexpr std::chrono::seconds kPatience{10};
   int handle_ = -1;
 };
 
