@@ -148,6 +148,7 @@ class JsonLines {
   explicit JsonLines(const std::string& target);
   ~JsonLines();
   void write(const nlohmann::json& object);
+  void stop();  // nothing more is written
   bool to_stdout() const { return to_stdout_; }
   bool active() const { return file_ != nullptr; }
 

@@ -545,8 +545,11 @@ JsonLines::JsonLines(const std::string& target) {
     throw Error(ErrorCode::invalid_input, fmt::format("--json: cannot write '{}': {}", target, std::strerror(errno)));
 }
 
-JsonLines::~JsonLines() {
+JsonLines::~JsonLines() { stop(); }
+
+void JsonLines::stop() {
   if (file_ && !to_stdout_) std::fclose(file_);
+  file_ = nullptr;
 }
 
 void JsonLines::write(const nlohmann::json& object) {

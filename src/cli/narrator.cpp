@@ -185,7 +185,7 @@ void Narrator::tell_done(const DoneEvent& done) {
     add_perplexity(event, "test_perplexity", done.test_loss);
     add_tokens_per_second(event, done.images_per_second, language_);
   }
-  out_.write(event);
+  write(event);
   if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
 }
 
@@ -206,16 +206,20 @@ void Narrator::tell_plan(const Program& program, const std::string& data, const 
 }
 
 // A disk that is full ends a log, but not what may have been trained for days.
-template <class Log, class Write>
-void Narrator::go_on_without(std::optional<Log>& log, const Write& write) {
+template <class Write, class Drop>
+void Narrator::or_go_on_without(const Write& write, const Drop& drop) {
   try {
     write();
   } catch (const Error& error) {
     progress_.finish();
     complain(fmt::format("{}; the training goes on without it", error.what()));
-    log.reset();
+    drop();
     lost_a_log_ = true;
   }
+}
+
+void Narrator::write(const json& event) {
+  or_go_on_without([&] { out_.write(event); }, [&] { out_.stop(); });
 }
 
 void Narrator::tell_step(const StepEvent& e) {
@@ -231,7 +235,7 @@ void Narrator::tell_step(const StepEvent& e) {
       add_perplexity(event, "perplexity", e.loss);
       add_tokens_per_second(event, e.images_per_second, language_);
     }
-    out_.write(event);
+    write(event);
   }
   if (!event_file_) return;
   std::vector<Scalar> scalars{{"step/loss", e.loss},
@@ -239,7 +243,7 @@ void Narrator::tell_step(const StepEvent& e) {
                               {"step/time_ms", e.step_time_ms},
                               {"step/wall_time_ms", e.wall_time_ms}};
   if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
-  go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
+  or_go_on_without([&] { event_file_->write(e.step, scalars); }, [&] { event_file_.reset(); });
 }
 
 void Narrator::tell_epoch(const EpochEvent& e) {
@@ -252,8 +256,8 @@ void Narrator::tell_epoch(const EpochEvent& e) {
     add_perplexity(event, "test_perplexity", e.test_loss);
     add_tokens_per_second(event, e.images_per_second, language_);
   }
-  out_.write(event);
-  if (epoch_log_) go_on_without(epoch_log_, [&] { epoch_log_->write(e); });
+  write(event);
+  if (epoch_log_) or_go_on_without([&] { epoch_log_->write(e); }, [&] { epoch_log_.reset(); });
   if (!event_file_) return;
   std::vector<Scalar> scalars{{"loss/train", e.train_loss}, {"lr", e.lr}, {"images_per_second", e.images_per_second}};
   if (!language_) scalars.push_back({"accuracy/train", e.train_accuracy});
@@ -261,7 +265,7 @@ void Narrator::tell_epoch(const EpochEvent& e) {
   if (language_ && e.test_loss) scalars.push_back({"perplexity/eval", perplexity(*e.test_loss)});
   if (e.test_loss) scalars.push_back({"loss/eval", *e.test_loss});
   if (e.test_accuracy) scalars.push_back({"accuracy/eval", *e.test_accuracy});
-  go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
+  or_go_on_without([&] { event_file_->write(e.step, scalars); }, [&] { event_file_.reset(); });
 }
 
 void Narrator::keep_record(const Program& program, std::span<const StepRecord> steps,

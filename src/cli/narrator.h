@@ -42,8 +42,9 @@ class Narrator {
   void tell_plan(const Program& program, const std::string& data, const ProcessMemory& process);
   void tell_step(const StepEvent& e);
   void tell_epoch(const EpochEvent& e);
-  template <class Log, class Write>
-  void go_on_without(std::optional<Log>& log, const Write& write);
+  void write(const nlohmann::json& event);
+  template <class Write, class Drop>
+  void or_go_on_without(const Write& write, const Drop& drop);
   void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies,
                    std::span<const StepRecord> messages);
   void write_report(const DoneEvent& done);

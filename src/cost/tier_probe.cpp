@@ -1,4 +1,5 @@
 // How fast a tier is, and what it costs the computing beside it.
+#include <fmt/format.h>
 #include <time.h>
 
 #include <algorithm>
@@ -188,7 +189,9 @@ TierInfo probe_tier(const Device& device, Tier& tier, Bytes room) {
       std::min({kCopyBytes, copy_in(tier.capacity()), std::max(copy_in({room.count / 2}), kTierPiece)});
   TierInfo info{.name = tier.name(), .capacity = tier.capacity()};
   if (copy < kTierPiece) {
-    throw Error(ErrorCode::invalid_input, to_string(tier.capacity()) + " are too few for a tier: 8 MiB at least");
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("the tier '{}' has {}, and its speed is measured in 8 MiB at least", tier.name(),
+                            to_string(tier.capacity())));
   }
   tier.reserve({kCopies * copy});
   const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});

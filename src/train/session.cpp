@@ -79,7 +79,7 @@ std::string not_kept_for_room(const std::string& of_what, Bytes room) {
       of_what, to_string(room), to_string(kProbeRoom));
 }
 
-constexpr Bytes kProbedHostMemory = 64_MiB;  // for a moment, and only the first time
+constexpr Bytes kProbedHostMemory = 64_MiB, kProbedDisk = 8_MiB;  // at least; for a moment, and only the first time
 
 TierInfo rates_of(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key, Bytes room,
                   const std::string& what) {
@@ -162,7 +162,8 @@ void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there",
                                                         options.spill->string(), to_string(room), to_string(free)));
     }
-    add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill), probing);
+    add_tier(session, open_disk_tier(*options.spill, std::max(room, kProbedDisk)), key_of(*options.spill), probing);
+    session.tiers.back().capacity = room;
     session.spill = *options.spill;
   }
   if (options.remote_memory) add_remote(session, options, probing);

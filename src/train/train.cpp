@@ -120,8 +120,8 @@ auto naming_plan(const TrainOptions& options, const Action& action) {
   try {
     return action();
   } catch (const Error& error) {
-    if (options.plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", plan_name(options), error.what()));
-    throw;
+    if (!options.plan || error.code() == ErrorCode::device_failure) throw;
+    throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", plan_name(options), error.what()));
   }
 }
 

@@ -1,6 +1,7 @@
 // What is done with a network that is trained: eval, predict, and to begin another training with its weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -384,6 +385,28 @@ TEST_F(Trained, ALogThatCannotBeWrittenEndsNoTraining) {
                                      "on without it\n"));
   EXPECT_EQ(last(outcome, "done")["epochs"], 2);
   EXPECT_TRUE(fs::exists(path("c.safetensors")));
+}
+
+TEST_F(Trained, EventsThatCannotBeWrittenEndNoTraining) {
+  const std::string train = "train mlp --data digits --batch 16 --epochs 4 --exact --costs estimated --json ";
+  const Outcome whole = run(train + path("whole.json"));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = before;
+  small.rlim_cur = slurp(path("whole.json")).size() / 2;
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const pid_t child = start(train + path("some.json"));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  const Outcome outcome = wait(child);
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_THAT(outcome.err, HasSubstr("--json: writing failed: File too large; the training goes on without it\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("epoch 4/4"));
+  EXPECT_THAT(outcome.out, HasSubstr("test accuracy"));
+  const Outcome full = run(train + "/dev/full");
+  EXPECT_EQ(full.code, 4);
+  EXPECT_THAT(full.err, HasSubstr("--json: writing failed: No space left on device\n"));
+  EXPECT_THAT(full.out, testing::Not(HasSubstr("epoch"))) << "this much is known before the first step";
 }
 
 TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
