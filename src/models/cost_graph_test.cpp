@@ -274,7 +274,7 @@ int64_t peak_by_hand(const CostGraph& costs, const Plan& plan) {
 }
 
 TEST(CostGraph, OfRandomProblemsIsPlannedAsToldByHand) {
-  for (uint64_t seed = 0; seed < 5; ++seed) {
+  for (uint64_t seed = 0; seed < 3; ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
     json file{{"sources", {64, 640}}, {"nodes", json::array()}, {"keep", json::array()}};
@@ -365,7 +365,7 @@ json random_file(uint64_t seed) {
 // What the reader lets through has a plan that is safe, or none.
 TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
   int planned_ones = 0, refused_ones = 0;
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
     const json file = random_file(seed);
     CostGraph costs;
     try {
@@ -384,8 +384,8 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
       }
     }
   }
-  EXPECT_GT(planned_ones, 20);
-  EXPECT_GT(refused_ones, 30);
+  EXPECT_GT(planned_ones, 10);
+  EXPECT_GT(refused_ones, 15);
 }
 
 // Views, and what may and what must be overwritten, at random: no plan by any policy is below what is proven.

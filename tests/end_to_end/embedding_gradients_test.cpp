@@ -95,7 +95,7 @@ std::map<std::string, std::vector<float>> learned(Program program, const Device&
 
 TEST(EmbeddingGradients, EndWithTheBitsOfWholeOnesInEveryBudget) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
-                 count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 40);
+                 count = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 10 : 25);
   const TemporaryFolder folder;
   std::map<std::string, int> seen;
   int sparse = 0;

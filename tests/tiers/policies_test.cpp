@@ -381,7 +381,7 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 200);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 100 : 120);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
@@ -396,7 +396,7 @@ TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
 // Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
 // accepts it, it runs as the whole plan does.
 TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 50 : 120);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 40 : 80);
   const Seen seen = for_every_policy(graphs, check_broken);
   if (graphs < 80) return;
   EXPECT_GT(seen.named, 1000);
@@ -405,7 +405,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
-                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 300);
+                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 100 : 200);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);
