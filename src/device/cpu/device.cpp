@@ -75,11 +75,14 @@ class MappedArena final : public Arena {
  public:
   MappedArena(Bytes bytes, int threads) : bytes_(bytes) {
     constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
-    const Bytes available = machine_memory().available;
-    if (bytes > available) {
+    const MachineMemory memory = machine_memory();
+    if (bytes > memory.available) {
       throw Error(ErrorCode::device_failure,
-                  fmt::format("the arena needs {} but the machine has {} left; lower --memory or end other processes",
-                              to_string(bytes), to_string(available)));
+                  fmt::format("the arena needs {} but {} {}{}; lower --memory or {}", to_string(bytes),
+                              memory.limited_by_process ? "the process's limits (ulimit -v, ulimit -d) leave"
+                                                        : "the machine has",
+                              to_string(memory.available), memory.limited_by_process ? "" : " left",
+                              memory.limited_by_process ? "raise them" : "end other processes"));
     }
     mapped_bytes_ = align_up(bytes, kHugePage).count + kHugePage;
     int error = injected(TierOperation::arena);

@@ -68,6 +68,22 @@ TEST(Machine, MemoryKnowsControlGroupsOfTheFirstVersion) {
   EXPECT_EQ(cpu::machine_memory(root.path()).available, 0_B);
 }
 
+TEST(Machine, MemoryIsWhatTheProcessMayTake) {
+  FakeRoot root;
+  root.put("/proc/meminfo", "MemTotal:  8388608 kB\nMemAvailable:  6291456 kB\n");
+  root.put("/proc/self/status", "Name:\tx\nVmSize:\t 1048576 kB\nVmData:\t 524288 kB\n");
+  const std::string none = "Max data size             unlimited            unlimited            bytes     \n";
+  root.put("/proc/self/limits", none + "Max address space         unlimited            unlimited            bytes\n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 6_GiB);
+  EXPECT_FALSE(cpu::machine_memory(root.path()).limited_by_process);
+  root.put("/proc/self/limits", none + "Max address space         4294967296           unlimited            bytes\n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).total, 4_GiB);
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 3_GiB);
+  EXPECT_TRUE(cpu::machine_memory(root.path()).limited_by_process);
+  root.put("/proc/self/limits", "Max data size             268435456            unlimited            bytes     \n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 0_B);
+}
+
 TEST(Machine, ProcessorsAreNoMoreThanTheQuota) {
   FakeRoot root;
   root.put("/proc/self/cgroup", "0::/\n");

@@ -168,6 +168,34 @@ void limit_by_group(MachineMemory& memory, const std::string& folder, const char
   memory.available = {std::clamp<int64_t>(*limit - used + cache, 0, memory.available.count)};
 }
 
+// A line such as "Max address space  4294967296  unlimited  bytes": the limit that holds now.
+std::optional<int64_t> process_limit(const std::string& limits, std::string_view name) {
+  std::istringstream lines(limits);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with(name)) continue;
+    std::istringstream words(line.substr(name.size()));
+    int64_t value = 0;
+    if (words >> value) return value;
+    return std::nullopt;  // "unlimited"
+  }
+  return std::nullopt;
+}
+
+// ulimit -v and ulimit -d.
+void limit_by_process(MachineMemory& memory, const std::string& root) {
+  const auto limits = read_file(root + "/proc/self/limits"), status = read_file(root + "/proc/self/status");
+  if (!limits || !status) return;
+  for (const auto& [name, taken] : {std::pair{"Max address space", "VmSize:"}, std::pair{"Max data size", "VmData:"}}) {
+    const auto limit = process_limit(*limits, name);
+    if (!limit || *limit >= memory.total.count) continue;
+    memory.total = {*limit};
+    const Bytes left{std::max<int64_t>(0, *limit - 1024 * field(*status, taken).value_or(0))};
+    if (left >= memory.available) continue;
+    memory.available = left;
+    memory.limited_by_process = true;
+  }
+}
+
 }  // namespace
 
 MachineMemory machine_memory(const std::string& root) {
@@ -182,6 +210,7 @@ MachineMemory machine_memory(const std::string& root) {
   for (const std::string& folder : group_folders(root, "memory")) {
     limit_by_group(memory, folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file");
   }
+  limit_by_process(memory, root);
   return memory;
 }
 

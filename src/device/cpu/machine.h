@@ -14,8 +14,9 @@
 namespace plimsoll::cpu {
 
 struct MachineMemory {
-  Bytes total;      // of the machine, or of the control group when that is less
-  Bytes available;  // now: what can be taken without anything being pushed out or killed
+  Bytes total;                      // of the machine, or of the control group or the process's limits when that is less
+  Bytes available;                  // now: what can be taken without anything being pushed out, killed or refused
+  bool limited_by_process = false;  // `available` is what ulimit -v or ulimit -d leaves
 };
 // `root` stands in for "/" in tests.
 MachineMemory machine_memory(const std::string& root = "");

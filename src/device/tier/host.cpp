@@ -116,12 +116,14 @@ class HostTier final : public Tier {
                   fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}; raise it",
                               to_string(bytes), to_string(capacity())));
     }
-    if (const Bytes available = cpu::machine_memory().available; bytes - reserved_ > available) {
+    // What the process's own limits allow was asked when the room was mapped.
+    if (const cpu::MachineMemory memory = cpu::machine_memory();
+        bytes - reserved_ > memory.available && !memory.limited_by_process) {
       throw Error(
           ErrorCode::device_failure,
           fmt::format(
               "the plan needs {} of host memory beside the arena but the machine has {} left; lower --host-memory and plan again",
-              to_string(bytes - reserved_), to_string(available)));
+              to_string(bytes - reserved_), to_string(memory.available)));
     }
     madvise(base_, bytes.count, MADV_HUGEPAGE);  // advice: failure costs only time
 #pragma omp parallel for schedule(static) if (bytes - reserved_ > kWorthThreads)
