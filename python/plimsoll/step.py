@@ -1099,6 +1099,8 @@ def _write_whole(content: Any, file: BinaryIO) -> None:
                 failed.append(error)
                 raise
 
+    checked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # load compares them
     try:
         torch.save(content, Watched())
         file.flush()
@@ -1107,15 +1109,16 @@ def _write_whole(content: Any, file: BinaryIO) -> None:
         if failed:
             raise failed[0] from None
         raise
+    finally:
+        torch.serialization.set_crc32_options(checked)
 
 
 def _refuse_damaged(file: BinaryIO) -> None:
     """torch.load does not compare the checksums that torch.save wrote."""
-    if torch.serialization.get_crc32_options():
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"the checksum of '{damaged}' in it is another")
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of '{damaged}' in it is another")
     file.seek(0)
 
 

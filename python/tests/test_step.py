@@ -639,11 +639,17 @@ def test_settings_that_cannot_be_are_told(settings, told):
         plimsoll.compile(model, OPTIMIZERS["sgd"](model.parameters()), loss=cross_entropy, example=batch(0), **({"memory": "2MiB"} | LIMITS | settings))
 
 
-def test_a_file_with_another_bit_is_refused(tmp_path):
+@pytest.mark.parametrize("checked", [True, False])  # PyTorch's own files
+def test_a_file_with_another_bit_is_refused(tmp_path, checked):
     model = network()
     step = plimsoll.compile(model, OPTIMIZERS["adamw"](model.parameters()), loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
     step(batch(0))
-    step.save(tmp_path / "step.pt")
+    torch.serialization.set_crc32_options(checked)
+    try:
+        step.save(tmp_path / "step.pt")
+        assert torch.serialization.get_crc32_options() == checked
+    finally:
+        torch.serialization.set_crc32_options(True)
     whole = (tmp_path / "step.pt").read_bytes()
     weights = model[-1].weight.detach().numpy().tobytes()
     at = whole.index(weights)
