@@ -159,6 +159,22 @@ TEST(RankPlan, IsSafeInEveryBudget) {
   }
 }
 
+// With one image a rank the gradient of what is added to each image is another gradient's view, and messages read its bytes.
+TEST(RankPlan, BytesOfAViewAreTheWiresUntilAllHasArrived) {
+  const Network network =
+      build_model("vit-b16:layers=1,width=16,heads=2",
+                  {.batch = 1, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true});
+  const auto device = with_ranks(open_device("cpu", 1), link_of(2, 0.3), nullptr);
+  for (int stage = 0; stage <= kMostShardingStage; ++stage) {
+    CompileOptions options = options_of(2);
+    options.zero = stage;
+    const auto result = compile_training(network, *device, CostTable(), options);
+    const Program& program = std::get<Program>(result);
+    EXPECT_FALSE(program.plan->collectives.empty());
+    EXPECT_EQ(problems(program.network.graph, program.plan), "") << "stage " << stage;
+  }
+}
+
 // Every stage, budgets from the least to plenty: safe, and read back from its file.
 TEST(RankPlan, IsSafeInEveryBudgetHoweverStatesAreDivided) {
   for (const std::string model : {"lenet", "resnet20"}) {

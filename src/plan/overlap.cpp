@@ -33,11 +33,19 @@ std::vector<Reduced> reduced_of(const Graph& graph, const Plan& plan) {
   for (int32_t i = 0; std::cmp_less(i, plan.stays.size()); ++i) {
     if (!plan.stays[i].is_workspace()) stays[plan.stays[i].tensor].push_back(i);
   }
-  const auto end_of = [&](TensorId id, StepIndex s) {  // from where its bytes are no longer its own
-    for (const int32_t i : stays[id]) {
-      if (plan.stays[i].first <= s && s <= plan.stays[i].last) return plan.stays[i].last + 1;
+  // Of a tensor, or of what it is a view of.
+  const auto stay_of = [&](TensorId id, StepIndex s) -> const Stay* {
+    for (;;) {
+      for (const int32_t i : stays[id]) {
+        if (plan.stays[i].first <= s && s <= plan.stays[i].last) return &plan.stays[i];
+      }
+      const OpId by = graph.tensor(id).producer;
+      if (!by.valid() || !graph.op(by).type->is_view) return nullptr;
+      id = graph.op(by).inputs[0];
     }
-    return steps;
+  };
+  const auto end_of = [&](const Stay* stay) {  // from where its bytes are no longer its own
+    return stay == nullptr ? steps : stay->last + 1;
   };
   for (StepIndex s = 0; s < steps; ++s) {
     const Op& op = graph.op(plan.steps[s].op);
@@ -48,14 +56,16 @@ std::vector<Reduced> reduced_of(const Graph& graph, const Plan& plan) {
       const StepIndex before = node < steps ? node : plan.moves[node - steps].after + 1;
       reduced.before = std::min(reduced.before, before);
     }
-    const std::vector<InPlace> pairs = op.type->in_place(graph, op);
     for (size_t i = op.type->name == "AllReduce" ? 1 : 0; i < op.inputs.size(); ++i) {
-      const bool goes_over =
-          std::ranges::any_of(pairs, [&](const InPlace& pair) { return std::cmp_equal(pair.input, i); });
-      if (!goes_over) reduced.before = std::min(reduced.before, end_of(op.inputs[i], s));
+      const Stay* const read = stay_of(op.inputs[i], s);
+      const bool goes_over = read != nullptr && std::ranges::any_of(op.outputs, [&](TensorId out) {
+                               const Stay* const written = stay_of(out, s);
+                               return written != nullptr && written->offset == read->offset;
+                             });
+      if (!goes_over) reduced.before = std::min(reduced.before, end_of(read));
     }
     for (TensorId id : op.outputs) {
-      reduced.before = std::min(reduced.before, end_of(id, s));
+      reduced.before = std::min(reduced.before, end_of(stay_of(id, s)));
       for (StepIndex r = s + 1; r < reduced.before; ++r) {  // views are no dependants
         const std::vector<TensorId>& read = graph.op(plan.steps[r].op).inputs;
         if (std::ranges::find(read, id) != read.end()) reduced.before = r;
