@@ -154,7 +154,7 @@ class JsonLines {
 
  private:
   std::FILE* file_ = nullptr;
-  bool to_stdout_ = false;
+  bool to_stdout_ = false, begun_ = false;
 };
 
 // Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
@@ -174,6 +174,8 @@ struct NamedFile {
   std::string file;  // empty: not given; "-": standard output
 };
 void check_apart(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs);
+// What --data or MODEL reads: "bytes:FILE", "graph:FILE" and the like; no file where a name alone is given.
+NamedFile file_read_by(std::string_view flag, std::string_view value);
 
 // "plimsoll: <text>" on standard error. Where that cannot be written there is nobody to tell, and it is no failure.
 void complain(std::string_view text);

@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -7,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "autodiff/optimizers.h"
 #include "base/files.h"
@@ -540,7 +543,9 @@ JsonLines::JsonLines(const std::string& target) {
     to_stdout_ = true;
     return;
   }
-  file_ = std::fopen(target.c_str(), "w");
+  // What is there stays until there is something to write: a command that is refused has no result.
+  const int file = ::open(target.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  file_ = file < 0 ? nullptr : ::fdopen(file, "w");
   if (!file_)
     throw Error(ErrorCode::invalid_input, fmt::format("--json: cannot write '{}': {}", target, std::strerror(errno)));
 }
@@ -555,6 +560,8 @@ void JsonLines::stop() {
 void JsonLines::write(const nlohmann::json& object) {
   if (!file_) return;
   const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (!to_stdout_ && !begun_) std::ignore = ::ftruncate(::fileno(file_), 0);  // a pipe or a device has no length
+  begun_ = true;
   errno = 0;
   std::fwrite(line.data(), 1, line.size(), file_);
   if (std::fflush(file_) != 0 || std::ferror(file_) != 0) {
@@ -575,7 +582,8 @@ void check_apart(const std::vector<NamedFile>& outputs, const std::vector<NamedF
     if (a.empty() || b.empty() || a == "-" || b == "-") return false;
     std::error_code error;
     if (fs::equivalent(a, b, error) && !error) return !fs::is_character_file(a, error);
-    return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) && !error && !fs::exists(a, error);
+    const auto canonical = [&](const std::string& file) { return fs::weakly_canonical(fs::absolute(file), error); };
+    return canonical(a) == canonical(b) && !error && !fs::exists(a, error);
   };
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (size_t j = i + 1; j < outputs.size(); ++j) {
@@ -589,6 +597,11 @@ void check_apart(const std::vector<NamedFile>& outputs, const std::vector<NamedF
                                                         outputs[i].file, input.flag));
     }
   }
+}
+
+NamedFile file_read_by(std::string_view flag, std::string_view value) {
+  const size_t kind = value.find(':');
+  return {flag, kind == std::string_view::npos ? std::string() : std::string(value.substr(kind + 1))};
 }
 
 void check_writable(std::string_view flag, const std::string& file) {

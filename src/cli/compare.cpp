@@ -245,6 +245,7 @@ class Largest {
   }
 
   int run() {
+    check_apart({{"--json", flags_.json}}, {file_read_by("MODEL", flags_.model)});
     JsonLines out(flags_.json);
     search();
     if (low_ == 0) {
@@ -430,6 +431,7 @@ Run add_compare(CLI::App& app) {
     if (flags->is_share() && !is_cost_graph(flags->model)) flags->memory_bytes();
     check_momentum(*flags, flags->optimizer_options().name);
     if (flags->run) check_can_run(*flags);
+    check_apart({{"--json", flags->json}}, {file_read_by("MODEL", flags->model), file_read_by("--data", flags->data)});
     return Comparison(*flags).run();
   };
 }

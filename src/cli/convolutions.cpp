@@ -151,6 +151,7 @@ int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes b
 }
 
 int convolutions(const ConvolutionsFlags& flags) {
+  check_apart({{"--json", flags.json}}, {{"FILE", flags.file}});
   JsonLines out(flags.json);
   const BatchSizes batches = batch_sizes_named(flags.batches);
   Bytes limit;

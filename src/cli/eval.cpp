@@ -93,7 +93,7 @@ json result_json(const EvalFlags& flags, const TrainOptions& options, const Infe
 }
 
 int run_eval(const EvalFlags& flags, const CLI::App& command) {
-  check_apart({{"--json", flags.json}}, {{"--checkpoint", flags.checkpoint}});
+  check_apart({{"--json", flags.json}}, {{"--checkpoint", flags.checkpoint}, file_read_by("--data", flags.data)});
   JsonLines out(flags.json);
   const WeightsFile file(flags.checkpoint);
   InferenceRequest request = flags.request(command, file);

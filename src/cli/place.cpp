@@ -56,6 +56,7 @@ std::optional<double> unusable_free_share(const std::vector<Buffer>& buffers, co
 }
 
 int place(const PlaceFlags& flags) {
+  check_apart({{"--json", flags.json}, {"--output", flags.output}}, {{"FILE", flags.file}});
   JsonLines out(flags.json);
   const std::vector<PlacementMethod> methods = placement_methods();
   const PlacementMethod& method = find_method(methods, flags.method);

@@ -319,6 +319,12 @@ int plan_cost_graph(const PlanFlags& flags) {
 }
 
 void check_files(const PlanFlags& flags) {
+  check_apart({{"--json", flags.json},
+               {"--save", flags.save},
+               {"--save-graph", flags.save_graph},
+               {"--trace", flags.trace},
+               {"--report", flags.report}},
+              {file_read_by("MODEL", flags.model), file_read_by("--data", flags.data)});
   check_writable("--save", flags.save);
   check_writable("--save-graph", flags.save_graph);
   check_writable("--trace", flags.trace);

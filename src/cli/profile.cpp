@@ -274,6 +274,9 @@ int run_profile(const ProfileFlags& flags, const std::shared_ptr<Communicator>& 
     throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
   check_momentum(flags, flags.optimizer_options().name);
   if (ranks != nullptr) return profile_together(flags, ranks);
+  check_apart(
+      {{"--json", flags.json}, {"--export", flags.export_to}},
+      {{"--import", flags.import_from}, file_read_by("MODEL", flags.model), file_read_by("--data", flags.data)});
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
   if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));

@@ -24,13 +24,21 @@ int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<
       file->clear();
   }
   // A checkpoint may take the place of what the training began with.
-  check_apart(
-      {{"--json", flags.json}, {"--log-csv", flags.log_csv}, {"--trace", flags.trace}, {"--report", flags.report}},
-      {{"--checkpoint", flags.checkpoint},
-       {"--resume", flags.resume},
-       {"--weights", flags.weights},
-       {"--plan", flags.plan}});
-  check_apart({{"--checkpoint", flags.checkpoint}}, {{"--plan", flags.plan}});
+  check_apart({{"--json", flags.json},
+               {"--log-csv", flags.log_csv},
+               {"--trace", flags.trace},
+               {"--report", flags.report},
+               {"--tensorboard", flags.tensorboard}},
+              {{"--checkpoint", flags.checkpoint},
+               {"--resume", flags.resume},
+               {"--weights", flags.weights},
+               {"--plan", flags.plan},
+               file_read_by("--data", flags.data),
+               file_read_by("MODEL", flags.model)});
+  check_apart({{"--checkpoint", flags.checkpoint}}, {{"--plan", flags.plan},
+                                                     {"--weights", flags.weights},
+                                                     file_read_by("--data", flags.data),
+                                                     file_read_by("MODEL", flags.model)});
   check_is_no_stream("--log-csv", flags.log_csv);
   check_is_no_stream("--tensorboard", flags.tensorboard);
   if (tells) check_writable("--checkpoint", flags.checkpoint);

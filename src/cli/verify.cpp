@@ -36,6 +36,7 @@ std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violation
 }
 
 int run_verify(const std::string& file, const std::string& json_target) {
+  check_apart({{"--json", json_target}}, {{"FILE", file}});
   JsonLines out(json_target);
   const SavedPlan saved = load_plan(file);
   std::vector<Violation> violations = verify_file(saved);

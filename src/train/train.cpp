@@ -218,6 +218,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
                            .climb_interval = options_.climb_interval},
                           options_.exact)),
       process_(process_memory(network_, process_use(options_, *data_, cores_))) {
+  if (weights_ && weights_->is_checkpoint()) Checkpoint(*options_.weights).check_contents();
   check_length(options_, data_->info());
   check_fed_by_data(network_);
   check_values_are_given(options_);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/images.h"
@@ -435,6 +436,43 @@ TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
   for (const char* flag : {" --log-csv ", " --json ", " --trace ", " --report "}) refusal(resume + flag + c);
   EXPECT_THAT(refusal("train lenet --steps 1 --json " + path("new") + " --log-csv " + path("new")),
               HasSubstr("name the same file"));
+  EXPECT_THAT(refusal("plan lenet --save new --trace ./new"), HasSubstr("name the same file"));
+  EXPECT_THAT(refusal("train lenet --steps 1 --checkpoint " + path("run") + " --tensorboard " + path("run")),
+              HasSubstr("would be written over what --checkpoint reads"));
+  const std::string text = path("text"), graph = path("graph.json"), plan = path("plan.json");
+  std::ofstream(text) << std::string(500, 'x');
+  ASSERT_EQ(run("plan lenet --save " + plan + " --save-graph " + graph).code, 0);
+  const std::map<std::string, std::string> files{{text, slurp(text)}, {graph, slurp(graph)}, {plan, slurp(plan)}};
+  const std::string bytes = " gpt2:layers=1,width=8,heads=1,context=8,vocab=256 --batch 2 --data bytes:" + text;
+  for (const char* flag : {" --json ", " --log-csv ", " --trace ", " --report ", " --checkpoint "})
+    EXPECT_THAT(refusal("train --steps 1" + bytes + flag + text), HasSubstr("would be written over what --data reads"));
+  for (const char* flag : {" --json ", " --save ", " --trace ", " --report "}) {
+    refusal("plan" + bytes + flag + text);
+    refusal("plan --graph " + graph + flag + graph);
+  }
+  refusal("compare --memory 80% --graph " + graph + " --json " + graph);
+  refusal("verify " + plan + " --json " + plan);
+  refusal("train lenet --data digits --steps 1 --weights " + c + " --checkpoint " + c);
+  for (const auto& [file, content] : files) EXPECT_EQ(slurp(file), content) << file;
+}
+
+TEST_F(Trained, WhatIsRefusedLeavesAnEarlierResult) {
+  std::ofstream(path("old.json")) << "old";
+  EXPECT_EQ(run("eval --checkpoint /nowhere --json " + path("old.json")).code, 2);
+  EXPECT_EQ(run("plan nonet --json " + path("old.json")).code, 2);
+  EXPECT_EQ(slurp(path("old.json")), "old");
+  EXPECT_EQ(run("plan lenet --json " + path("old.json")).code, 0);
+  EXPECT_THAT(slurp(path("old.json")), testing::StartsWith("{"));
+}
+
+TEST_F(Trained, WeightsOfADamagedCheckpointAreRefused) {
+  ASSERT_EQ(train("lenet --data digits --batch 64 --steps 2 --evaluate-every 0").code, 0);
+  std::string content = slurp(path("c.safetensors"));
+  content[content.size() - 100] ^= 0x40;
+  std::ofstream(path("damaged.safetensors"), std::ios::binary) << content;
+  const Outcome outcome = run("train lenet --data digits --steps 1 --weights " + path("damaged.safetensors"));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("the file was damaged"));
 }
 
 TEST_F(Trained, CompareKnowsTheData) {
