@@ -9,15 +9,16 @@
 namespace plimsoll::cli {
 namespace {
 
-std::atomic<bool> was_interrupted{false}, wants_save{false}, is_closed{false};
-bool is_terminal[3] = {};  // by descriptor, before a hangup
+std::atomic<bool> was_interrupted{false}, is_closed{false};
+std::atomic<int> wants_save{0};  // a signal
+bool is_terminal[3] = {};        // by descriptor, before a hangup
 
 // A hangup comes from the shell and from the system at once, so a second one must not cut off what the first began.
 extern "C" void on_interrupt(int) {
   was_interrupted = true;
-  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM, SIGXCPU}) ::signal(signal, SIG_DFL);
 }
-extern "C" void on_hangup_that_saves(int) { wants_save = true; }
+extern "C" void on_signal_that_saves(int signal) { wants_save = signal; }
 // Writing to a closed pipe tells by its error which stream it was; only what another process sent is told here.
 extern "C" void on_closed_pipe(int, siginfo_t* info, void*) {
   if (info->si_pid != ::getpid()) is_closed = true;
@@ -50,7 +51,10 @@ void catch_interrupts(Hangup hangup) {
   struct sigaction before {};
   sigaction(SIGHUP, nullptr, &before);
   const bool nohup = before.sa_handler == SIG_IGN;
-  if (!nohup) handle(SIGHUP, hangup == Hangup::saves ? on_hangup_that_saves : on_interrupt);
+  void (*const save)(int) = hangup == Hangup::saves ? on_signal_that_saves : on_interrupt;
+  if (!nohup) handle(SIGHUP, save);
+  handle(SIGUSR1, save);
+  handle(SIGXCPU, on_interrupt);
   struct sigaction closed {};
   closed.sa_sigaction = on_closed_pipe;
   closed.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
@@ -59,10 +63,10 @@ void catch_interrupts(Hangup hangup) {
 
 bool interrupted() { return was_interrupted; }
 
-bool save_requested() {
-  if (!wants_save.exchange(false)) return false;
-  leave_terminal();
-  return true;
+int save_requested() {
+  const int signal = wants_save.exchange(0);
+  if (signal == SIGHUP) leave_terminal();
+  return signal;
 }
 
 void note_output_closed() { is_closed = true; }

@@ -3,15 +3,16 @@
 
 namespace plimsoll::cli {
 
-// What SIGHUP means, which a dropped connection brings: the end, or, where a checkpoint is kept, to save and go on.
+// What SIGHUP means, which a dropped connection brings, and SIGUSR1, with which schedulers of clusters warn: the end, or,
+// where a checkpoint is kept, to save and go on.
 enum class Hangup { stops, saves };
 
-// From now on SIGINT and SIGTERM make `interrupted` true, and a second one ends the process at once; SIGHUP does what
-// `hangup` says, unless the process was started to ignore it (nohup); and a standard output that was closed makes
+// From now on SIGINT, SIGTERM and SIGXCPU (a limit of processor time) make `interrupted` true, and a second one ends the
+// process at once; SIGHUP and SIGUSR1 do what `hangup` says, unless the process was started to ignore SIGHUP (nohup); and a standard output that was closed makes
 // `output_closed` true instead of ending the process.
 void catch_interrupts(Hangup hangup = Hangup::stops);
 bool interrupted();
-bool save_requested();  // true once after every SIGHUP that saves
+int save_requested();  // once after every signal that saves: which; else 0
 
 void note_output_closed();
 bool output_closed();

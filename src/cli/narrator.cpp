@@ -1,6 +1,7 @@
 #include "cli/narrator.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -145,9 +146,10 @@ TrainListener Narrator::listener() {
   listener.epoch = [this](const EpochEvent& e) { tell_epoch(e); };
   listener.stop = [] { return interrupted() || output_closed(); };
   listener.save = [notice = listener.notice] {
-    const bool asked = save_requested();
-    if (asked) notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
-    return asked;
+    const int signal = save_requested();
+    if (signal == SIGHUP) notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
+    if (signal == SIGUSR1) notice("SIGUSR1: what was reached is saved, and training goes on");
+    return signal != 0;
   };
   if (!flags_.trace.empty() || !flags_.report.empty()) {
     listener.recorded = [this](const Program& program, std::span<const StepRecord> steps,

@@ -234,13 +234,16 @@ class Measuring {
     return {jobs_.data() + first, next_ - first};
   }
 
-  // Tells the progress. False: the user has had enough.
+  // The user has had enough. Under the lock.
+  bool is_stopped() {
+    stopped_ = stopped_ || (options_.stop && options_.stop());
+    return stopped_;
+  }
+
+  // Tells the progress. False: no more.
   bool begin(const Job& job) {
     const std::lock_guard lock(mutex_);
-    if (stopped_ || (options_.stop && options_.stop())) {
-      stopped_ = true;
-      return false;
-    }
+    if (is_stopped()) return false;
     if (options_.progress) options_.progress(done_, static_cast<int>(jobs_.size()), text_of(job));
     ++done_;
     return true;
@@ -264,8 +267,10 @@ class Measuring {
     watch_ = Stopwatch();
   }
 
+  struct Stopped {};  // between two runs of a kernel, which may take seconds each
+
   std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena,
-                              double& best_ms) const {
+                              double& best_ms) {
     bool placed = false;  // from here on it is the kernel that fails
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
@@ -273,12 +278,17 @@ class Measuring {
       if (sets == 0) return std::nullopt;
       placed = true;
       bench.place(arena->base(), sets);
-      Cost cost =
-          time_runs([&] { return bench.run(); },
-                    {.seconds = options_.seconds_per_kernel, .best_ms = best_ms, .tolerance_ms = job.tolerance_ms});
+      Cost cost = time_runs(
+          [&] {
+            if (const std::lock_guard lock(mutex_); is_stopped()) throw Stopped();
+            return bench.run();
+          },
+          {.seconds = options_.seconds_per_kernel, .best_ms = best_ms, .tolerance_ms = job.tolerance_ms});
       cost.workspace = bench.kernel_workspace();
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
+    } catch (const Stopped&) {
+      return std::nullopt;
     } catch (const Error& error) {
       // A kernel or buffers that this machine has not: the estimate stands. One that it does not run is never to be
       // chosen.

@@ -204,14 +204,16 @@ TEST(Measure, TimesEveryKernelOfEveryDistinctOpOnce) {
   EXPECT_EQ(measure_costs(g, *device, table), 0) << "what is known is not measured again";
 }
 
-TEST(Measure, StopsBetweenKernels) {
+TEST(Measure, StopsBetweenRunsOfAKernelWhichIsNotMeasuredThen) {
   const Graph g = small_graph();
   const auto device = open_device("cpu");
   CostTable table;
-  int left = 2;
+  int begun = 0, asked = 0;
   MeasureOptions options{.seconds_per_kernel = 0.001};
-  options.stop = [&] { return left-- == 0; };
+  options.progress = [&](int, int, const std::string&) { ++begun; };
+  options.stop = [&] { return begun == 3 && ++asked == 2; };  // before the third kernel's second run
   EXPECT_EQ(measure_costs(g, *device, table, options), 2);
+  EXPECT_EQ(begun, 3);
 }
 
 TEST(Measure, LeavesOutWhatDoesNotFitTheMemory) {

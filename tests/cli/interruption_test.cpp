@@ -65,12 +65,12 @@ constexpr const char* kLongTraining =
     "train mlp --data synthetic:8000000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
 
 TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
-  const auto start_and_hang_up = [&](const std::string& flags) {
+  const auto start_and_hang_up = [&](const std::string& flags, int signal = SIGHUP) {
     fs::remove(path("json"));
     const pid_t child = start(kLongTraining + flags + " --json " + path("json"));
     while (slurp(path("json")).find("\"event\":\"step\"") == std::string::npos)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    ::kill(child, SIGHUP);
+    ::kill(child, signal);
     return child;
   };
   const Outcome without = wait(start_and_hang_up(""));
@@ -84,6 +84,14 @@ TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
   const Outcome with = wait(child);
   EXPECT_EQ(with.code, 5) << with.err;
   EXPECT_THAT(with.err, HasSubstr("SIGHUP: the terminal is gone; what was reached is saved, and training goes on"));
+
+  // What a scheduler warns with, and what ends a process that has had its time.
+  const pid_t warned = start_and_hang_up("--checkpoint " + path("d.safetensors"), SIGUSR1);
+  while (!fs::exists(path("d.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ASSERT_EQ(::kill(warned, SIGXCPU), 0);
+  const Outcome ended = wait(warned);
+  EXPECT_EQ(ended.code, 5) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("SIGUSR1: what was reached is saved, and training goes on"));
 }
 
 TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
