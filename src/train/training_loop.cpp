@@ -60,8 +60,14 @@ void TrainingLoop::run_epoch() {
   const Stopwatch watch;
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
-    const bool stepped = run_batch(sums);
     const bool has_ranks = parts_.options.communicator != nullptr;
+    bool stepped = false;
+    try {
+      stepped = run_batch(sums);
+    } catch (const Error&) {
+      if (data_error_ && saves_ && !has_ranks && batches_done_ > 0) save_before_failing();
+      throw;
+    }
     if (!has_ranks) {
       stop_asked_ = asked_to_stop();
       save_asked_ = asked_to_save();
@@ -92,7 +98,14 @@ int64_t TrainingLoop::batches_of_step() const {
 
 double TrainingLoop::feed() {
   const Stopwatch watch;
-  const Batch& batch = loader_.next();
+  const Batch* next = nullptr;
+  try {
+    next = &loader_.next();
+  } catch (const Error&) {
+    data_error_ = std::current_exception();
+    throw;
+  }
+  const Batch& batch = *next;
   const double waited = watch.seconds();
   TrainingStep& step = parts_.training_step;
   step.has_second_buffer() ? step.feed_next(batch) : step.feed(batch);
@@ -123,7 +136,7 @@ double TrainingLoop::run_and_feed(double lr, double& waited) {
       ready = began + feed();
       is_fed_ = true;
     } catch (const Error&) {
-      data_error_ = std::current_exception();
+      if (!data_error_) data_error_ = std::current_exception();
     }
   }
   const double seconds = step.finish();
@@ -237,12 +250,13 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     if (sums.has_norm && sums.steps > 0) event.gradient_norm = sums.norm / static_cast<double>(sums.steps);
   }
   const bool last = place_.step >= total_steps_;
+  // Before an evaluation that may fail.
+  if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
     const Evaluation::Result result = evaluate();
     event.test_loss = done_.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
-  if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();
   event.seconds = watch.seconds();
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
@@ -261,6 +275,13 @@ void TrainingLoop::save() {
       tell(fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
     save_failed_ = true;
   }
+}
+
+// A batch that cannot be read has changed nothing yet.
+void TrainingLoop::save_before_failing() {
+  save();
+  if (!save_failed_)
+    tell(fmt::format("what was reached is saved: {}, step {}", parts_.options.checkpoint->string(), place_.step));
 }
 
 void TrainingLoop::tell(const std::string& text) const {

@@ -69,6 +69,7 @@ class TrainingLoop {
   void keep_time(double ms, bool had_chosen);
   void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
+  void save_before_failing();
   void save_at_end();
   void write_checkpoint();
   void write_checkpoint(const TensorSource& source);

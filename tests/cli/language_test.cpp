@@ -1,8 +1,10 @@
 // Language models: trained on texts, judged by perplexity, and asked to go on.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -32,6 +34,32 @@ class Language : public plimsoll::testing::SmallTrainings {
     return "tokens:" + path(name);
   }
 };
+
+TEST_F(Language, DataThatCannotBeReadLosesNothingOfWhatWasTrained) {
+  const auto write = [&](size_t bad) {  // 4,000 ids of 2 bytes
+    std::string ids;
+    for (size_t i = 0; i < 4000; ++i) ids += {static_cast<char>(i * i % 251), static_cast<char>(i == bad ? 1 : 0)};
+    std::ofstream(path("ids"), std::ios::binary) << ids;
+  };
+  const std::string network = "train gpt2:layers=1,width=8,heads=2,context=16,vocab=256 --data tokens:" + path("ids") +
+                              " --batch 2 --threads 1 --costs estimated --exact ";
+  const std::string saving = network + "--checkpoint " + path("c.safetensors");
+  write(4000);
+  const json whole = run(network + "--json -").lines().back();
+  ASSERT_EQ(whole.at("event"), "done");
+  for (const size_t bad : {1900, 3900}) {  // the latter is read by the evaluation alone
+    std::filesystem::remove(path("c.safetensors"));
+    write(bad);
+    const Outcome failed = run(saving);
+    EXPECT_EQ(failed.code, 2);
+    EXPECT_THAT(failed.err, HasSubstr(fmt::format("token {} is ", bad)));
+    write(4000);
+    const Outcome rest = run("train --resume " + path("c.safetensors") + " --epochs 1 --json -");
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    EXPECT_EQ(rest.lines().back().at("weights_sha256"), whole.at("weights_sha256")) << bad;
+    EXPECT_LT(rest.lines().back().at("steps"), whole.at("steps")) << bad;
+  }
+}
 
 TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   const Outcome trained =
