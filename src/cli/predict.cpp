@@ -168,8 +168,9 @@ int run_sample(const PredictFlags& flags, const CLI::App& command) {
   Inference network(request, {.batch = 1, .channels = 1, .height = 1, .width = window, .classes = vocabulary}, weights,
                     0_B, 0, complain);
   catch_interrupts();
-  const auto text_of = [&](int32_t id) {
-    return bytes ? std::string(1, static_cast<char>(id)) : fmt::format(" {}", id);
+  const auto text_of = [&](int32_t id) -> std::string {
+    if (!bytes) return fmt::format(" {}", id);
+    return id < 256 ? std::string(1, static_cast<char>(id)) : "\uFFFD";  // a vocabulary may have more than bytes
   };
   const auto print = [&](const std::string& text) {
     if (out.to_stdout()) return;

@@ -61,6 +61,24 @@ TEST_F(Language, DataThatCannotBeReadLosesNothingOfWhatWasTrained) {
   }
 }
 
+TEST_F(Language, IdsThatAreNoBytesArePrintedAsNone) {
+  ASSERT_EQ(train("gpt2:layers=1,width=8,heads=2,context=16,vocab=2000 --batch 2 --data " + write_text() +
+                  " --steps 1 --evaluate-every 0")
+                .code,
+            0);
+  const Outcome drawn = run("predict --checkpoint " + path("c.safetensors") +
+                            " --prompt so --tokens 20 --temperature 1000000 --seed 1 --json -");
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  const json answer = drawn.lines().at(0);
+  int others = 0;
+  for (const json& id : answer.at("tokens")) others += id.get<int>() > 255 ? 1 : 0;
+  const std::string text = answer.at("text");
+  int marks = 0;
+  for (size_t at = text.find("\uFFFD"); at != std::string::npos; at = text.find("\uFFFD", at + 1)) ++marks;
+  EXPECT_GT(others, 5);
+  EXPECT_GE(marks, others);  // bytes that are no UTF-8 are shown so in JSON, too
+}
+
 TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   const Outcome trained =
       train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB");
