@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/files.h"
 #include "base/texts.h"
@@ -225,6 +226,13 @@ void Narrator::write(const json& event) {
 }
 
 void Narrator::tell_step(const StepEvent& e) {
+  if (!std::isfinite(e.loss) && !std::exchange(told_no_number_, true)) {
+    progress_.finish();
+    complain(
+        fmt::format("the loss of step {} is not finite, and weights that follow from it are not either; a lower --lr, "
+                    "--warmup-epochs or --clip-grad-norm may help",
+                    e.step));
+  }
   progress_.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
                    language_ ? fmt::format("{}, loss {:.4f}, perplexity {:.4g}, lr {:.3g}, {}",
                                            speed_text(e.images_per_second, language_), e.loss, perplexity(e.loss), e.lr,

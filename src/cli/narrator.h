@@ -55,6 +55,7 @@ class Narrator {
   std::optional<EpochLog> epoch_log_;
   std::optional<EventFile> event_file_;
   bool lost_a_log_ = false;
+  bool told_no_number_ = false;  // of a loss that is not finite
   Language language_;
   Progress progress_;
   std::string memory_text_;

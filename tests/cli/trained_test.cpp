@@ -456,6 +456,14 @@ TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
   for (const auto& [file, content] : files) EXPECT_EQ(slurp(file), content) << file;
 }
 
+TEST_F(Trained, ALossThatIsNotFiniteIsToldOnce) {
+  const Outcome outcome = train("mlp --data digits --batch 64 --epochs 1 --lr 1e9 --evaluate-every 0");
+  const std::string told = "is not finite, and weights that follow";
+  EXPECT_THAT(outcome.err, HasSubstr(told));
+  EXPECT_EQ(outcome.err.find(told), outcome.err.rfind(told));
+  EXPECT_THAT(train("mlp --data digits --batch 64 --epochs 1 --evaluate-every 0").err, testing::Not(HasSubstr(told)));
+}
+
 TEST_F(Trained, WhatIsRefusedLeavesAnEarlierResult) {
   std::ofstream(path("old.json")) << "old";
   EXPECT_EQ(run("eval --checkpoint /nowhere --json " + path("old.json")).code, 2);
