@@ -8,11 +8,11 @@ namespace plimsoll::cli {
 enum class Hangup { stops, saves };
 
 // From now on SIGINT, SIGTERM and SIGXCPU (a limit of processor time) make `interrupted` true, and a second one ends the
-// process at once; SIGHUP and SIGUSR1 do what `hangup` says, unless the process was started to ignore SIGHUP (nohup); and a standard output that was closed makes
-// `output_closed` true instead of ending the process.
+// process at once; SIGHUP and SIGUSR1 do what `hangup` says, unless the process was started to ignore SIGHUP (nohup); and a
+// standard output that was closed makes `output_closed` true instead of ending the process.
 void catch_interrupts(Hangup hangup = Hangup::stops);
 bool interrupted();
-int save_requested();  // once after every signal that saves: which; else 0
+int save_requested();  // the signal, once after every one that saves; else 0
 
 void note_output_closed();
 bool output_closed();

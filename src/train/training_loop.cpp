@@ -250,7 +250,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     if (sums.has_norm && sums.steps > 0) event.gradient_norm = sums.norm / static_cast<double>(sums.steps);
   }
   const bool last = place_.step >= total_steps_;
-  // Before an evaluation that may fail.
+  // Before the evaluation, which may fail: its data may not be readable.
   if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
     const Evaluation::Result result = evaluate();
