@@ -125,13 +125,13 @@ class Division {
     (way.lower_bound > options_.memory ? unfit_ : fit_).emplace_back(ways_++, std::move(way));
   }
 
-  // Of what was added, those that may be fastest or need least.
-  void compile() {
+  // Of what was added, those that may be fastest or need least. `settled`: what was found is as fast as any can be.
+  void compile(bool settled = false) {
     // The fewest messages first: those that take longer than a step that was found are not planned.
     std::ranges::stable_sort(fit_, {}, [](const auto& way) { return way.second.link_ms; });
     for (auto& [number, way] : fit_) {
       const auto* const best = best_ ? std::get_if<Program>(&*best_) : nullptr;
-      if (best != nullptr && (keeps_everything() || way.link_ms > best->plan->predicted.step_time_ms)) {
+      if (best != nullptr && (settled || way.link_ms > best->plan->predicted.step_time_ms)) {
         unfit_.emplace_back(number, std::move(way));
       } else {
         take(number, compile_divided(std::move(way), device_, costs_, watch_));
@@ -150,9 +150,11 @@ class Division {
     unfit_.clear();
   }
 
-  bool keeps_everything() const {
+  // The program that fits, if nothing in it runs again or leaves the arena.
+  const Program* keeping_everything() const {
     const auto* const program = best_ ? std::get_if<Program>(&*best_) : nullptr;
-    return program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
+    const bool keeps = program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
+    return keeps ? program : nullptr;
   }
 
   std::variant<Program, Infeasible> result() && {
@@ -197,6 +199,20 @@ class Division {
   Bytes lower_bound_;
 };
 
+// Whether the plan of all states on every rank is as fast as with all the memory that there may be. Little memory can cost
+// it time although it keeps everything: by smaller kernels, or by messages that are waited for one after the other.
+bool is_fastest(const Program& whole, const Network& network, const Device& device, const CostTable& costs,
+                const CompileOptions& options) {
+  if (options.memory.count == INT64_MAX) return true;
+  CompileOptions unlimited = options;
+  unlimited.memory = {INT64_MAX};
+  unlimited.name_minimum = false;
+  const Stopwatch watch;
+  const auto free = compile_divided(divide_as_asked(network, device, costs, unlimited), device, costs, watch);
+  const auto* const program = std::get_if<Program>(&free);
+  return program == nullptr || whole.plan->predicted.step_time_ms <= kRounding * program->plan->predicted.step_time_ms;
+}
+
 }  // namespace
 
 std::variant<Program, Infeasible> compile_step(const Network& network, const Device& device, const CostTable& costs,
@@ -214,12 +230,14 @@ std::variant<Program, Infeasible> compile_step(const Network& network, const Dev
   const bool may_fit = whole.lower_bound <= options.memory;
   division.add(std::move(whole));
   if (may_fit) division.compile();
-  if (!division.keeps_everything() || options.name_minimum) {
+  const Program* const keeping = division.keeping_everything();
+  const bool settled = keeping != nullptr && is_fastest(*keeping, network, device, costs, options);
+  if (!settled || options.name_minimum) {
     for (const Sharding& way : ways_to_divide(network, options.optimizer)) {
       divided.optimizer.sharding = way;
       division.add(divide_as_asked(network, device, costs, divided));
     }
-    division.compile();
+    division.compile(settled);
   }
   return std::move(division).result();
 }

@@ -238,6 +238,31 @@ TEST(RankPlan, DividesWhatDoesNotFitAndNothingElse) {
   EXPECT_LE(std::get<Infeasible>(none).minimum, least) << "the least of all ways to divide";
 }
 
+// With less than all the memory that it likes, what keeps everything on every rank may send one message after the other,
+// and be slower than dividing states would be.
+TEST(RankPlan, MoreMemoryIsNeverSlowerWhereLessOfItDividesStates) {
+  const Network network = network_of("gpt2:layers=1,width=96,heads=2,context=32,vocab=256", 2);
+  const auto device = with_ranks(open_device("cpu", 1), {.ranks = 2, .latency_us = 50, .gb_per_s = 1.25}, nullptr);
+  CompileOptions options = options_of(2);
+  options.exact = true;
+  const auto planned = [&] {
+    return std::get<Program>(compile_training(network, *device, CostTable(), options));
+  };
+  const Program whole = planned();
+  double before_ms = 1e9;
+  std::set<int> stages;
+  for (const int percent : {84, 88, 92, 96, 100}) {
+    options.memory = {whole.plan->arena.count * percent / 100};
+    const Program program = planned();
+    const double ms = program.plan->predicted.step_time_ms;
+    EXPECT_LE(ms, 1.001 * before_ms) << to_string(options.memory);
+    before_ms = ms;
+    stages.insert(program.sharding.stage);
+  }
+  EXPECT_GE(stages.size(), 2u) << "some budgets divide, and some do not";
+  EXPECT_NEAR(before_ms, whole.plan->predicted.step_time_ms, 1e-6);
+}
+
 // A language model whose weights are larger than what comes of them.
 Network wide_llama() {
   return build_model("llama:layers=6,width=256,heads=4,ffn=1024,context=32",

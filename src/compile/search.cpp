@@ -254,6 +254,16 @@ Attempt search_shares(const Network& network, const Device& device, const CostTa
   return best;
 }
 
+// What all collectives of a step give.
+Bytes bytes_sent(const Graph& graph) {
+  Bytes sum;
+  for (const Op& op : graph.ops()) {
+    if (!op.type->is_collective) continue;
+    for (const TensorId id : op.outputs) sum += graph.tensor(id).bytes();
+  }
+  return sum;
+}
+
 // Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
 // the arena or run twice for it.
 Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
@@ -262,8 +272,13 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   // A parameter that comes back after its update is waited for, too: then later is not always better.
   const bool gathers =
       std::ranges::any_of(network.graph.ops(), [](const Op& op) { return op.type->name == "AllGatherParameter"; });
-  const std::vector<Bytes> choices =
-      gathers ? std::vector<Bytes>{{INT64_MAX}, 32_MiB, 4_MiB, 0_B} : std::vector<Bytes>{{INT64_MAX}, 32_MiB, 0_B};
+  std::vector<Bytes> choices = {{INT64_MAX}, 32_MiB};
+  if (gathers) choices.push_back(4_MiB);
+  const Bytes sent = bytes_sent(network.graph);  // of a small network those are all of it
+  for (const int64_t part : {2, 4, 8}) {
+    if (const Bytes few{sent.count / part}; few < choices.back() && few > 0_B) choices.push_back(few);
+  }
+  choices.push_back(0_B);
   CompileOptions within = options;
   Attempt best;
   for (const Bytes in_flight : choices) {
