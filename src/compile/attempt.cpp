@@ -23,6 +23,31 @@ constexpr double kMostRunsOfAStep = 3;                // in plans worth having
 constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
 constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
 constexpr double kSaidToBeLeast = 0.98;               // of what a sketch takes with faster kernels
+constexpr double kAbout = 0.99;                       // of what a step likely takes that sends less
+
+}  // namespace
+
+Bytes bytes_sent(const Graph& graph) {
+  Bytes sum;
+  for (const Op& op : graph.ops()) {
+    if (!op.type->is_collective) continue;
+    for (const TensorId id : op.outputs) sum += graph.tensor(id).bytes();
+  }
+  return sum;
+}
+
+namespace {
+
+// What messages may take less beside compute, in few buckets, than one after the other between steps, as policies count them.
+double hidden_ms(const Graph& graph, const Device& device, const CompileOptions& options) {
+  const LinkInfo& link = device.info().link;
+  if (!options.in_flight || link.ranks < 2) return 0;
+  double ms = 0;
+  for (OpId op{0}; op.index < graph.op_count(); ++op.index) {
+    if (graph.op(op).type->is_collective) ms += collective_ms(link, graph, {&op, 1});
+  }
+  return ms;
+}
 
 PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
                       const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -36,7 +61,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .placement = options.placement,
                     .run_effort = static_cast<int64_t>(static_cast<double>(options.run_effort) * options.search_effort),
                     .search_least = options.as_listed,
-                    .faster_than_ms = wanted.faster_than_ms,
+                    .faster_than_ms = wanted.faster_than_ms + hidden_ms(graph, device, options),
                     .first_that_fits = options.first_that_fits,
                     .least_memory = wanted.least_memory,
                     .less_than = wanted.less_than,
@@ -280,7 +305,17 @@ double Flow::least_ms_when_upgraded(const Attempt& attempt, bool divide) {
 
 double Flow::least_ms(const Choice& choice) {
   const LaidOut* laid = lay_out(choice);
-  return laid == nullptr ? kAnyTime : laid->layouts.estimated_ms - gain_of_fastest(choice, *laid);
+  if (laid == nullptr) return kAnyTime;
+  return laid->layouts.estimated_ms - gain_of_fastest(choice, *laid) - hidden_ms(laid->graph, device_, options_);
+}
+
+double Flow::likely_ms(const Choice& choice, const Choice& known, double known_ms) {
+  const LaidOut *const its = lay_out(choice), *const others = lay_out(known);
+  if (its == nullptr || others == nullptr) return kAnyTime;
+  const double least = least_ms(choice), waited = known_ms - least_ms(known);
+  const Bytes sent = bytes_sent(its->graph), known_sent = bytes_sent(others->graph);
+  if (sent >= known_sent) return least + waited;
+  return kAbout * (least + waited * static_cast<double>(sent.count) / static_cast<double>(known_sent.count));
 }
 
 double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {

@@ -68,6 +68,9 @@ double bound_of(const Attempt& attempt, const Device& device, const CostTable& c
 
 bool is_better(const Attempt& a, const Attempt& than);
 
+// What all collectives of a step give.
+Bytes bytes_sent(const Graph& graph);
+
 // Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.
 class Flow {
  public:
@@ -91,6 +94,8 @@ class Flow {
 
   // No step by the kernels of a choice takes less, whatever room there is for faster ones in the same layouts.
   double least_ms(const Choice& choice);
+  // That, and as much waiting for other ranks a byte that is sent as in the step of `known`, which takes `known_ms`.
+  double likely_ms(const Choice& choice, const Choice& known, double known_ms);
   // What the fastest kernels take less than those of the choice.
   double gain(const Choice& choice) { return gain_of_fastest(choice, *lay_out(choice)); }
 

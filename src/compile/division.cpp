@@ -17,6 +17,8 @@
 namespace plimsoll {
 namespace {
 
+constexpr double kUpdatesThatCount = 0.002;  // of a step
+
 // A parameter that is gathered lies row-major, as its pieces do.
 void pin_gathered(const Graph& graph, CompileOptions& options) {
   for (const Op& op : graph.ops()) {
@@ -47,6 +49,7 @@ struct Divided {
   CompileOptions options;
   Bytes lower_bound;
   double link_ms = 0;  // no step takes less: one message after the other
+  int stage() const { return options.optimizer.sharding.stage; }
 };
 
 // What its collectives take where all of one type go as one.
@@ -125,13 +128,13 @@ class Division {
     (way.lower_bound > options_.memory ? unfit_ : fit_).emplace_back(ways_++, std::move(way));
   }
 
-  // Of what was added, those that may be fastest or need least. `settled`: what was found is as fast as any can be.
-  void compile(bool settled = false) {
+  // Of what was added, those that may be fastest or need least. `stage`: no higher one is faster than what was found.
+  void compile(int stage = kMostShardingStage) {
     // The fewest messages first: those that take longer than a step that was found are not planned.
     std::ranges::stable_sort(fit_, {}, [](const auto& way) { return way.second.link_ms; });
     for (auto& [number, way] : fit_) {
       const auto* const best = best_ ? std::get_if<Program>(&*best_) : nullptr;
-      if (best != nullptr && (settled || way.link_ms > best->plan->predicted.step_time_ms)) {
+      if (best != nullptr && (way.stage() > stage || way.link_ms > best->plan->predicted.step_time_ms)) {
         unfit_.emplace_back(number, std::move(way));
       } else {
         take(number, compile_divided(std::move(way), device_, costs_, watch_));
@@ -213,6 +216,18 @@ bool is_fastest(const Program& whole, const Network& network, const Device& devi
   return program == nullptr || whole.plan->predicted.step_time_ms <= kRounding * program->plan->predicted.step_time_ms;
 }
 
+// Whether ranks that update but a piece of each parameter (stage 1) could save what is worth another plan.
+bool updates_count(const Program& whole) {
+  const Graph& graph = whole.network.graph;
+  if (graph.op_count() > kManyOps) return false;
+  double ms = 0;
+  for (const Step& step : whole.plan->steps) {
+    const OpType& type = *graph.op(step.op).type;
+    if (type.changes_state && !type.is_collective) ms += step.time_ms;
+  }
+  return ms > kUpdatesThatCount * whole.plan->predicted.step_time_ms;
+}
+
 }  // namespace
 
 std::variant<Program, Infeasible> compile_step(const Network& network, const Device& device, const CostTable& costs,
@@ -232,12 +247,14 @@ std::variant<Program, Infeasible> compile_step(const Network& network, const Dev
   if (may_fit) division.compile();
   const Program* const keeping = division.keeping_everything();
   const bool settled = keeping != nullptr && is_fastest(*keeping, network, device, costs, options);
-  if (!settled || options.name_minimum) {
+  const int stage = settled ? (updates_count(*keeping) ? 1 : 0) : kMostShardingStage;
+  if (stage > 0 || options.name_minimum) {
     for (const Sharding& way : ways_to_divide(network, options.optimizer)) {
+      if (way.stage > stage && !options.name_minimum) continue;
       divided.optimizer.sharding = way;
       division.add(divide_as_asked(network, device, costs, divided));
     }
-    division.compile(settled);
+    division.compile(stage);
   }
   return std::move(division).result();
 }

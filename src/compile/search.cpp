@@ -164,7 +164,8 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   Attempt best = flow.attempt(chosen, one_only);
   const bool nothing_is_faster =
       is_free_of_charge(best) && std::all_of(choices.begin(), choices.end(), [&](const Choice& c) {
-        return flow.least_ms(c) * kRounding >= best.plan().predicted.step_time_ms;
+        const double ms = best.plan().predicted.step_time_ms;
+        return flow.likely_ms(c, chosen, ms) * kRounding >= ms;
       });
   if (!nothing_is_faster && !one_only && !(any_will_do && best.feasible())) {
     if (choices.empty()) choices = choices_of(flow, chosen, options, many);
@@ -254,16 +255,6 @@ Attempt search_shares(const Network& network, const Device& device, const CostTa
   return best;
 }
 
-// What all collectives of a step give.
-Bytes bytes_sent(const Graph& graph) {
-  Bytes sum;
-  for (const Op& op : graph.ops()) {
-    if (!op.type->is_collective) continue;
-    for (const TensorId id : op.outputs) sum += graph.tensor(id).bytes();
-  }
-  return sum;
-}
-
 // Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
 // the arena or run twice for it.
 Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
@@ -275,9 +266,7 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   std::vector<Bytes> choices = {{INT64_MAX}, 32_MiB};
   if (gathers) choices.push_back(4_MiB);
   const Bytes sent = bytes_sent(network.graph);  // of a small network those are all of it
-  for (const int64_t part : {2, 4, 8}) {
-    if (const Bytes few{sent.count / part}; few < choices.back() && few > 0_B) choices.push_back(few);
-  }
+  if (const Bytes few{sent.count / 4}; few < choices.back() && few > 0_B) choices.push_back(few);
   choices.push_back(0_B);
   CompileOptions within = options;
   Attempt best;
