@@ -257,6 +257,8 @@ struct Infeasible {
   std::string suggestion;   // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
 };
 std::string to_text(const Infeasible& infeasible);
+// Where there is no smaller batch, takes the advice to lower it out of Infeasible::suggestion.
+void leave_out_batch(std::string& suggestion);
 std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so that what it says is enough
 
 Bytes second_buffer_bytes(const Plan& plan);

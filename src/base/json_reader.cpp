@@ -70,7 +70,9 @@ json parse_json(std::string_view text) {
                     : fmt::format("line {}, column {}: this is no JSON, near '{}'", line, at - line_start + 1,
                                   found.substr(0, found.find('\n'))));
   } catch (const json::exception& error) {
-    throw Error(ErrorCode::corrupt_file, fmt::format("this is no JSON that can be used: {}", error.what()));
+    std::string_view why = error.what();  // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    if (const size_t begin = why.find("] "); begin != std::string_view::npos) why.remove_prefix(begin + 2);
+    throw Error(ErrorCode::corrupt_file, fmt::format("this is no JSON that can be used: {}", why.substr(0, 120)));
   }
 }
 

@@ -34,7 +34,7 @@ CLI::Validator check(const std::string& range, const std::string& wanted, Accept
 
 CLI::Validator whole_number(int64_t least, int64_t most) {
   const bool open = most > kLimitNotWorthTelling;
-  return check(open ? fmt::format("{}..", least) : fmt::format("{}..{}", least, most),
+  return check(open ? fmt::format("{} or more", least) : fmt::format("{}..{}", least, most),
                fmt::format("a whole number from {} to {}", least, most), [=](const std::string& text) {
                  const auto value = parse<int64_t>(text);
                  return value && *value >= least && *value <= most;
@@ -50,13 +50,13 @@ CLI::Validator count_or_auto(int64_t most) {
 }
 
 CLI::Validator seed_number() {
-  return check("0..", fmt::format("a whole number from 0 to {}", UINT64_MAX),
+  return check("0 or more", fmt::format("a whole number from 0 to {}", UINT64_MAX),
                [](const std::string& text) { return parse<uint64_t>(text).has_value(); });
 }
 
 CLI::Validator number(double least, double most) {
   const bool open = most >= kLargestNumber;
-  return check(open ? fmt::format("{}..", least) : fmt::format("{}..{}", least, most),
+  return check(open ? fmt::format("{} or more", least) : fmt::format("{}..{}", least, most),
                fmt::format("a number from {} to {}", least, most), [=](const std::string& text) {
                  const auto value = parse<double>(text);
                  return value && std::isfinite(*value) && *value >= least && *value <= most;

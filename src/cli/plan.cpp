@@ -298,6 +298,7 @@ int plan_cost_graph(const PlanFlags& flags) {
   auto result = planner.plan(options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     notice.reset();
+    if (costs.batch == 0) leave_out_batch(infeasible->suggestion);
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
@@ -324,7 +325,7 @@ void check_files(const PlanFlags& flags) {
                {"--save-graph", flags.save_graph},
                {"--trace", flags.trace},
                {"--report", flags.report}},
-              {file_read_by("MODEL", flags.model), file_read_by("--data", flags.data)});
+              {file_read_by("MODEL or --graph", flags.model), file_read_by("--data", flags.data)});
   check_writable("--save", flags.save);
   check_writable("--save-graph", flags.save_graph);
   check_writable("--trace", flags.trace);
@@ -449,9 +450,10 @@ Run add_plan(CLI::App& app) {
       ->type_name("FILE")
       ->check(not_empty());
   command
-      ->add_option("--certify", flags->certify,
-                   "Search on for so many seconds, for a faster plan and a higher bound on the time of any plan, until "
-                   "they meet")
+      ->add_option(
+          "--certify", flags->certify,
+          "Search on for so many seconds, for a faster plan and a higher bound on the time of any plan with the ops "
+          "in its order, until they meet")
       ->type_name("SECONDS")
       ->check(number());
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")

@@ -156,7 +156,8 @@ class Division {
   // The program that fits, if nothing in it runs again or leaves the arena.
   const Program* keeping_everything() const {
     const auto* const program = best_ ? std::get_if<Program>(&*best_) : nullptr;
-    const bool keeps = program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
+    const bool keeps =
+        program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
     return keeps ? program : nullptr;
   }
 

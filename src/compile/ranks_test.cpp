@@ -245,9 +245,7 @@ TEST(RankPlan, MoreMemoryIsNeverSlowerWhereLessOfItDividesStates) {
   const auto device = with_ranks(open_device("cpu", 1), {.ranks = 2, .latency_us = 50, .gb_per_s = 1.25}, nullptr);
   CompileOptions options = options_of(2);
   options.exact = true;
-  const auto planned = [&] {
-    return std::get<Program>(compile_training(network, *device, CostTable(), options));
-  };
+  const auto planned = [&] { return std::get<Program>(compile_training(network, *device, CostTable(), options)); };
   const Program whole = planned();
   double before_ms = 1e9;
   std::set<int> stages;

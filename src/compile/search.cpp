@@ -324,7 +324,12 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-constexpr int64_t kRunEffort = 100'000'000, kRunEffortOfOp = 150'000;
+// Of a graph of costs. Few ops have few ways to run again.
+int64_t effort_for(int64_t ops) {
+  constexpr int64_t kRunEffort = 100'000'000, kOfOp = 150'000, kLeast = 10'000'000, kOfWays = 20'000;
+  const int64_t few = std::min<int64_t>(ops, 1000);
+  return std::min(kRunEffort + kOfOp * ops, kLeast + kOfWays * few * few * few);
+}
 
 // What is found by the costs, within what is known of the least memory.
 Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
@@ -451,7 +456,7 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
                                                 const CostTable& costs, const CompileOptions& asked) {
   CompileOptions options = asked;
   if (asked.as_listed && !asked.first_that_fits)  // one plan is looked for, not many, as for a network's kernels
-    options.run_effort = std::max(asked.run_effort, kRunEffort + kRunEffortOfOp * graph.op_count());
+    options.run_effort = std::max(asked.run_effort, effort_for(graph.op_count()));
   const Stopwatch watch;
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   const LaidOut laid{std::move(graph), std::move(layouts)};

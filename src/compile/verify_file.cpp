@@ -70,7 +70,8 @@ class FileChecker {
   }
 
   void check_prediction() {
-    if (plan_.lower_bound.count == 0 && !plan_.steps.empty()) report(Rule::wrong_bound, "lower_bound is missing");
+    if (plan_.lower_bound == 0_B && least_bytes(graph_, !plan_.tiers.empty()) > 0_B)
+      report(Rule::wrong_bound, "lower_bound is missing");
     if (plan_.predicted.timeline.size() != plan_.steps.size() + plan_.moves.size() + plan_.collectives.size()) {
       return report(Rule::wrong_prediction, "the plan predicts nothing");
     }

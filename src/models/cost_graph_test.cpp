@@ -388,6 +388,48 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
   EXPECT_GT(refused_ones, 15);
 }
 
+// An input lies there in step 0 though nobody reads it, and nothing makes it anew: between the bound and the least, the
+// search for what runs again has nothing that it may let go.
+TEST(CostGraph, WithoutAnythingToRunAgainHasAPlanOrNone) {
+  const json inputs = {{{"name", "a"}, {"bytes", 64}, {"role", "input"}},
+                       {{"name", "b"}, {"bytes", 192}, {"role", "input"}}};
+  const json made = {{{"name", "o.1"}, {"bytes", 64}}, {{"name", "o.2"}, {"bytes", 512}}};
+  for (const json& read : {json{"a"}, json{"a", "b"}, json::array()}) {
+    for (const bool any_made : {false, true}) {
+      for (const bool and_then : {false, true}) {
+        json file{{"format", "plimsoll cost graph"},
+                  {"version", 1},
+                  {"sources", inputs},
+                  {"ops", json::array()},
+                  {"keep", json::array()}};
+        file["ops"].push_back(
+            {{"name", "o"}, {"ms", 1}, {"inputs", read}, {"outputs", any_made ? made : json::array()}});
+        if (and_then)
+          file["ops"].push_back({{"name", "p"},
+                                 {"ms", 2},
+                                 {"inputs", {"b"}},
+                                 {"again", false},
+                                 {"outputs", {{{"name", "p.1"}, {"bytes", 256}}}}});
+        if (any_made) file["keep"].push_back("o.1");
+        const CostGraph costs = cost_graph_from_json(file.dump());
+        int64_t least = 0;
+        for (const int64_t memory : {64, 255, 256, 576, 831, 832}) {
+          SCOPED_TRACE(fmt::format("{} in {}", file.dump(), memory));
+          const auto result = planned(costs, {memory});
+          if (std::holds_alternative<Program>(result)) {
+            least = least == 0 ? memory : least;
+          } else {
+            EXPECT_EQ(least, 0) << "with less it went";
+            EXPECT_GT(std::get<Infeasible>(result).minimum.count, memory);
+          }
+        }
+        EXPECT_EQ(least, any_made && !and_then ? 832 : least);
+        EXPECT_NE(least, 0);
+      }
+    }
+  }
+}
+
 // Views, and what may and what must be overwritten, at random: no plan by any policy is below what is proven.
 TEST(CostGraph, OfRandomFilesHasNoPlanBelowItsBounds) {
   int plans = 0, tight = 0;

@@ -144,17 +144,25 @@ std::string raise_memory_to(Bytes enough) {
          (enough < 1_MiB ? fmt::format("{} bytes", enough.count) : fmt::format("{:.1f}MiB", mib));
 }
 
+void leave_out_batch(std::string& suggestion) {
+  constexpr std::string_view kAdvice = ", or lower --batch";
+  if (const size_t at = suggestion.find(kAdvice); at != std::string::npos) suggestion.erase(at, kAdvice.size());
+}
+
 std::string to_text(const Infeasible& infeasible) {
   constexpr size_t kShown = 12;
   const std::string what = infeasible.flag.empty() ? fmt::format("no plan by policy '{}' fits", infeasible.policy)
                                                    : fmt::format("no choice of kernels keeps {}", infeasible.flag);
-  std::string than_none;
+  const std::string least_needed = to_string(infeasible.minimum);
+  std::string than_none, budget = to_string(infeasible.budget);
+  if (budget == least_needed)  // rounding hides the difference
+    budget = fmt::format("{} bytes", infeasible.budget.count);
   if (infeasible.proven && infeasible.budget < infeasible.lower_bound)
     than_none = fmt::format(", as none needs less than {}", to_string(infeasible.lower_bound));
   const bool least = infeasible.proven && (than_none.empty() || infeasible.minimum <= infeasible.lower_bound);
-  std::string text = fmt::format("{} {}{}: {} {} ({} bytes) are needed{}\n", what, to_string(infeasible.budget),
-                                 than_none, least ? "at least" : "as far as was found,", to_string(infeasible.minimum),
-                                 infeasible.minimum.count, infeasible.flag.empty() ? "" : ", by these ops:");
+  std::string text = fmt::format("{} {}{}: {} {} ({} bytes) are needed{}\n", what, budget, than_none,
+                                 least ? "at least" : "as far as was found,", least_needed, infeasible.minimum.count,
+                                 infeasible.flag.empty() ? "" : ", by these ops:");
   if (!infeasible.op.empty() && infeasible.flag.empty()) {
     text += fmt::format("the peak is at step {}, '{}'", infeasible.step, infeasible.op);
     if (!infeasible.layer.empty()) text += fmt::format(" of layer '{}'", infeasible.layer);

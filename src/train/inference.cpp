@@ -47,12 +47,6 @@ std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Netwo
   }
 }
 
-// Of one image there is no smaller batch.
-void leave_out_batch(std::string& suggestion) {
-  constexpr std::string_view kAdvice = ", or lower --batch";
-  if (const size_t at = suggestion.find(kAdvice); at != std::string::npos) suggestion.erase(at, kAdvice.size());
-}
-
 [[noreturn]] void stop_assessing(const Assessment& result, const DataSet& data) {
   throw Error(ErrorCode::interrupted,
               fmt::format("interrupted after {} of {} {}; nothing is told of a part", result.images,

@@ -90,6 +90,7 @@ void RunChanges::change(int32_t step, int32_t stage) {
 
 // Lets a value go in a gap; `near`: across that stage, -1: anywhere, where too much is there first of all.
 void RunChanges::propose_drop(int32_t near) {
+  if (candidates_.empty()) return;
   int32_t stage = near;
   if (stage < 0 && set_.excess() > 0 && draws_.below(10) < 8) {
     stage = draws_.below(set_.steps());
@@ -124,6 +125,7 @@ void RunChanges::propose_drop(int32_t near) {
 }
 int32_t RunChanges::idle_across(int32_t stage) {
   const size_t count = candidates_.size();
+  if (count == 0) return -1;
   size_t at = static_cast<size_t>(draws_.below(static_cast<int64_t>(count)));
   for (size_t i = 0; i < count; ++i, at = at + 1 == count ? 0 : at + 1) {
     if (!idles_across(candidates_[at], stage)) continue;
@@ -140,6 +142,7 @@ bool RunChanges::idles_across(int32_t v, int32_t stage) const {
   return false;
 }
 void RunChanges::drop(int32_t v, int32_t stage) {
+  if (!timeline_.values[v].recomputable) return;
   const std::vector<RunSet::Run>& uses = set_.uses_of(v);
   proposed_ += static_cast<int64_t>(uses.size());
   // Gaps: from a run or use to the next use of the same span.

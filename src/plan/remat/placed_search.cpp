@@ -492,9 +492,10 @@ class PlacedSearch {
     const Places::Item &a = places_.item(i), &b = places_.item(other);
     const int32_t from = std::max(set_.stage_of(std::max(a.first, b.first)), 0),
                   to = set_.stage_of(std::min(a.last, b.last));
-    if (timeline_.values[b.value].recomputable) changes_.drop(b.value, from + changes_.draws().below(to - from + 1));
+    changes_.drop(b.value, from + changes_.draws().below(to - from + 1));
   }
   void move_one() {
+    if (places_.count() == 0) return;
     Draws& draws = changes_.draws();
     const int32_t i = draws.below(places_.count());
     if (!places_.is_there(i) || places_.item(i).offset < 0) return;

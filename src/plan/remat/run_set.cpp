@@ -150,7 +150,8 @@ void RunSet::find_spans(int32_t value, std::vector<Span>& spans) {
   const std::vector<Run>& uses = uses_[value];
   work_ += static_cast<int64_t>(uses.size());
   const Run first = producer < 0 ? -1 : run_of(producer, producer);
-  spans.push_back({first, first});
+  spans.push_back(
+      {first, producer < 0 ? run_of(0, 0) : first});  // what is there from the start is there in step 0, read or not
   size_t use = 0;
   const auto use_until = [&](Run next) {
     while (use < uses.size() && uses[use] < next) spans.back().last = uses[use++];
