@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .assigned import Logged, expect_no_counts
 from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
 from .fixed import has_fixed
@@ -190,6 +191,7 @@ def capture(
     if loose is not None and loose._parameters:
         variables = _title("variables", beside)
         beside[variables] = loose
+    logged = Logged(model, loss, call, outputs)
     while True:
         met = Met()
         captured, error = None, None
@@ -198,6 +200,8 @@ def capture(
                 captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables)
             except Unsupported as refused:
                 error = refused
+            finally:
+                logged.put_back()
         if not met.modules:
             if captured is None:
                 raise error
@@ -248,6 +252,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         first = export_program(step, tensors, batch, names)
         first.name_inputs(inputs)
         refuse(divided(first, None))  # before the second export, which takes as long again
+        expect_no_counts(step.assigned, lambda: export_program(step, tensors, batch, names), lambda again: _is_another(first, again))
         second = None
         if has_fixed(example):
             any_batch = False
@@ -283,6 +288,15 @@ def _other_constant(a: Program, b: Program) -> Optional[str]:
         if value.shape != other.shape or not torch.equal(value, other):
             return name
     return None
+
+
+def _is_another(first: Program, again: Program) -> bool:
+    if len(first.nodes) != len(again.nodes) or _other_constant(first, again) is not None:
+        return True
+    for a, b in zip(first.nodes, again.nodes):
+        if [first.index[n] for n in a.all_input_nodes] != [again.index[n] for n in b.all_input_nodes] or (a.op == "call_function" and (str(a.target) != str(b.target) or repr(numbers_of(a)) != repr(numbers_of(b)))):
+            return True
+    return False
 
 
 def _expect_the_same_again(step: Joined, tensors: list[Tensor], batch: int, names: dict[str, str], first: Program) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
+from .assigned import Assigned
 from .assume import Assumptions
 from .errors import WrongResult
 from .fixed import Fixed, has_fixed
@@ -43,6 +44,7 @@ class Joined(nn.Module):
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
+        self.assigned = Assigned(model, *beside.values())
         self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
@@ -56,12 +58,14 @@ class Joined(nn.Module):
         buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
         variables = self.beside[self.loose].in_place() if self.loose else nullcontext()
         with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
+            self.assigned.begin()
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
             assumed.asked.expect_used()
             assumed.expect_as_before()
+            self.assigned.end()
         self.written.update(assumed.written)
         if self.ending is not None:
             self.ending()

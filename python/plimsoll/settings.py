@@ -492,7 +492,13 @@ def _told(value: Any) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and (a == b or (a != a and b != b)))
+    if a is b or type(a) is not type(b):
+        return a is b
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    if type(a) in (list, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a == b or (a != a and b != b)
 
 
 def same_network(a: Any, b: Any) -> bool:

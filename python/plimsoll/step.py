@@ -324,18 +324,20 @@ class Step:
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
             self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number, "batches": batches})
-        with self._unplanned:
-            if following is not None and self._core.has_second_buffer and self._key(following) == key:
-                loss = self._run_and_feed(rates, batches, following)
-            else:
-                loss = self._core.run(rates, batches)
-        _made[self._optimizer] = self._core.number
-        self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
-        self._stale = {"module", "optimizer"}
+        self._stale = {"module", "optimizer"}  # before the step: a Ctrl-C is raised as soon as the core, which ends it, returns
         self._runs += 1
-        if self._others:
-            self.sync()
-        return loss
+        ended = False
+        try:
+            with self._unplanned:
+                ahead = following is not None and self._core.has_second_buffer and self._key(following) == key
+                loss = self._run_and_feed(rates, batches, following) if ahead else self._core.run(rates, batches)
+            ended = True
+            return loss
+        finally:
+            _made[self._optimizer] = self._core.number
+            self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
+            if self._others and (ended or self._ranks is None):  # else other ranks may not come to it
+                self.sync()
 
     def _run_and_feed(self, rates: list[float], batches: int, following: Any) -> float:
         """What is wrong with the following batch is told when it is wanted: then it is fed again."""
@@ -788,11 +790,15 @@ class Step:
         if not without_others and ("module" in what and of_module or "optimizer" in what and self._divided - of_module):
             self._agree("reading states that are divided among the ranks (step.sync, state_dict), which all ranks do together")
         self._stale -= what
-        if "module" in what:
-            self._take_replaced()
-            self._read_module(left)
-        if "optimizer" in what:
-            self._read_optimizer(left)
+        try:
+            if "module" in what:
+                self._take_replaced()
+                self._read_module(left)
+            if "optimizer" in what:
+                self._read_optimizer(left)
+        except BaseException:  # a Ctrl-C, too: half of it is old
+            self._stale |= what
+            raise
 
     def _read_module(self, left: set[str]) -> None:
         with torch.no_grad(), untouched():

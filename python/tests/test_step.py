@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import collections
+import contextlib
 import copy
 import json
 import re
@@ -751,6 +752,54 @@ def test_an_interrupt_that_python_forgets_ends_compilation():
     model = DeletesLate(3, 2)
     with pytest.raises(KeyboardInterrupt):
         plimsoll.compile(model, OPTIMIZERS["sgd"](model.parameters()), loss=lambda y, x: y.sum(), example=torch.ones(4, 3), memory="2MiB", **LIMITS)
+
+
+class Interrupted:
+    """A core's call after which a Ctrl-C is raised, as Python does when it returns."""
+
+    def __init__(self, core, name):
+        self._core, self._name = core, name
+
+    def __getattr__(self, name):
+        value = getattr(self._core, name)
+        if name != self._name:
+            return value
+
+        def call(*args):
+            value(*args)
+            raise KeyboardInterrupt
+
+        return call
+
+
+@pytest.mark.parametrize("read", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_after_an_interrupt_all_is_as_the_step_left_it(read, kind):
+    """Whenever it was read before; a second one while it is read does not matter."""
+    model, beside = network(), network()
+    optimizer, reference = (OPTIMIZERS[kind](m.parameters()) for m in (model, beside))
+    step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    for i in range(3):
+        if i in read:
+            model.state_dict(), optimizer.state_dict()
+        core = step._core
+        step._core = Interrupted(core, "run")
+        with pytest.raises(KeyboardInterrupt):
+            step(batch(i))
+        step._core = core
+        reference.zero_grad()
+        cross_entropy(beside(batch(i)[0]), batch(i)).backward()
+        reference.step()
+    step._core = Interrupted(core, "read_state")
+    with contextlib.suppress(KeyboardInterrupt):
+        model.state_dict()
+    step._core = core
+    for (name, ours), theirs in zip(model.state_dict().items(), beside.state_dict().values()):
+        assert torch.allclose(ours, theirs, atol=1e-5), name
+    states = optimizer.state_dict()["state"], reference.state_dict()["state"]
+    assert states[0].keys() == states[1].keys()
+    for ours, theirs in zip(states[0].values(), states[1].values()):
+        assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in theirs if isinstance(theirs[key], torch.Tensor))
 
 
 def test_the_modules_tensors_are_those_of_the_step():
