@@ -171,6 +171,11 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     if (choices.empty()) choices = choices_of(flow, chosen, options, many);
     std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
     choices.insert(choices.begin(), chosen);
+    if (is_free_of_charge(best) && options.in_flight) {  // what sends less may be at the end
+      const double ms = best.plan().predicted.step_time_ms;
+      std::ranges::stable_sort(choices.begin() + 1, choices.end(), {},
+                               [&](const Choice& choice) { return flow.likely_ms(choice, chosen, ms); });
+    }
     chosen = choices[try_choices(best, choices, flow, options, divide)];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
