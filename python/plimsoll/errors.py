@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
+from ._core import Error
+
 
 @dataclass(frozen=True)
 class UnsupportedOp:
@@ -24,7 +26,7 @@ class UnsupportedOp:
         return f"{self.op} {place}" + (f" ({self.source})" if self.source else "") + f": {self.reason}"
 
 
-class Unsupported(Exception):
+class Unsupported(Error):
     """The network holds what cannot be trained. ``ops`` lists every such place, so that one run tells them all."""
 
     def __init__(self, ops: Sequence[UnsupportedOp], hint: str = ""):

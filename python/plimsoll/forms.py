@@ -23,6 +23,8 @@ Key = tuple
 
 def key_of(batch: Any) -> Key:
     """Of a batch's tensors shapes and types; what is no tensor, which a network has as it was; and how it is put together."""
+    if batch is None:
+        raise ValueError("the batch is None; give one as the loader gives it")
     leaves, structure = pytree.tree_flatten(batch)
     return tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else ("value", repr(x)) for x in leaves) + (repr(structure),)
 

@@ -13,12 +13,15 @@ clipping and update are one step of ``plimsoll.compile``, and an evaluation of a
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping, Optional, Sequence, Union
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
 from .held import untouched
@@ -173,7 +176,7 @@ class Trainer(transformers.Trainer):
             model,
             self._torch_optimizer(),
             example=batch,
-            call=self._call,
+            call=self._captured_call(),
             loss=lambda output, batch: output["loss"],
             outputs=lambda output: output["wanted"],
             accumulate=self.args.gradient_accumulation_steps,
@@ -201,10 +204,18 @@ class Trainer(transformers.Trainer):
             return self.loss_is_scaled_for_ga
         return (self.model_accepts_loss_kwargs and items is not None) or self.compute_loss_func is not None
 
+    def _captured_call(self) -> Callable[[nn.Module, Any], Any]:
+        """``_call``. The trainer of a bound method is looked at before every step, since a loss of the user's may read
+        its ``state``. That of transformers reads nothing which changes."""
+        is_theirs = getattr(self.compute_loss, "__func__", None) is transformers.Trainer.compute_loss
+        smooths_as_theirs = self.label_smoother is None or type(self.label_smoother) is LabelSmoother
+        return partial(self._call) if is_theirs and smooths_as_theirs and self.compute_loss_func is None else self._call
+
     def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What is captured."""
         further: dict[str, Any] = {} if batch["ignored"] is None else {"return_outputs": True}
-        result = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=batch.get("items"), **further)
+        with _nothing_to_unwrap(self.accelerator):
+            result = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=batch.get("items"), **further)
         loss, outputs = result if further else (result, None)
         if "together" in batch:
             loss = loss * batch["together"]
@@ -245,6 +256,20 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
         by = transformers.Seq2SeqTrainer if self.args.predict_with_generate and not prediction_loss_only else Trainer
         further = generation if by is transformers.Seq2SeqTrainer else {}
         return by.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys, **further)
+
+
+@contextmanager
+def _nothing_to_unwrap(accelerator: Any) -> Iterator[None]:
+    """The model is as it is. Accelerate compares versions to unwrap one, and the ``epoch`` of a version would be taken
+    for that of the trainer's state, with which the network would change at every step."""
+    before = vars(accelerator).get("unwrap_model")
+    accelerator.unwrap_model = lambda model, *_, **__: model
+    try:
+        yield
+    finally:
+        del accelerator.unwrap_model
+        if before is not None:
+            accelerator.unwrap_model = before
 
 
 def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:

@@ -32,7 +32,7 @@ from .written_attention import join_attention
 # Composite operators that stay whole, in every overload.
 KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
     layer_norm group_norm rms_norm scaled_dot_product_attention softmax log_softmax
-    gelu silu hardswish hardsigmoid relu6 leaky_relu
+    gelu silu hardswish hardsigmoid relu6 leaky_relu softplus mish celu xlogy special_xlog1py
     avg_pool1d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
     upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest3d upsample_trilinear3d adaptive_avg_pool3d adaptive_max_pool3d

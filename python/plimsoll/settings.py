@@ -346,7 +346,7 @@ def _is_foreign(file: str) -> bool:
     """Whether a file is what exports are made with, and no module's code."""
     if file.startswith(_TORCH):
         return not file.startswith(_TORCH + "nn/modules/")
-    return file.startswith((_PLIMSOLL, "<frozen")) or "/sympy/" in file or "/mpmath/" in file or (file.startswith(_STANDARD) and "-packages/" not in file)
+    return file.startswith((_PLIMSOLL, "<frozen")) or "/sympy/" in file or "/mpmath/" in file or "/packaging/" in file or (file.startswith(_STANDARD) and "-packages/" not in file)
 
 
 class Settings:

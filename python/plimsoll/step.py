@@ -43,7 +43,7 @@ from .values import as_reals, has_values, shaped_like
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, tensors_of_key
 from .held import hold, is_held, let_go, untouched
-from .infeasible import Infeasible
+from .infeasible import Infeasible, told_apart
 from .interrupts import interruptible
 from .joined import training_modes
 from .loose import Loose
@@ -603,9 +603,10 @@ class Step:
         except _core.InfeasibleAnswer as answer:
             needed = json.loads(answer.args[1])
             if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
+                memory, least = told_apart(self._core.budget_bytes, needed["minimum_bytes"])
                 told = (
-                    f"a batch of {_told(key_of(batch))} does not fit memory={self._core.budget_bytes / 2**20:.1f}MiB; it needs"
-                    f" {needed['minimum_bytes'] / 2**20:.1f}MiB at least. State more, or give smaller batches"
+                    f"a batch of {_told(key_of(batch))} does not fit memory={memory}; it needs {least} at least."
+                    " State more, or give smaller batches"
                 )
                 raise Infeasible(told, needed) from None
             return self._added(to, batch, form, add)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import plimsoll
 from cases import Branches
 from support import assert_same, both
 
@@ -53,8 +55,6 @@ def test_what_is_farthest_apart_in_several_dimensions():
 
 
 def test_hardswish_on_its_bounds_in_a_step():
-    import plimsoll
-
     class Bounds(nn.Module):
         def __init__(self):
             super().__init__()
@@ -86,6 +86,88 @@ def test_at_zero():
         x,
         1e-6,  # numbers of the graph are f32
     )
+
+
+_GAMMA = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0, -0.5, -1.25, -2.5, -3.75]
+
+
+def test_gamma_functions_at_whole_numbers_and_halves():
+    check(
+        {
+            "lgamma": torch.lgamma,
+            "digamma": torch.digamma,
+            "gammaln": torch.special.gammaln,
+            "mvlgamma": lambda x: torch.mvlgamma(x.abs() + 1, 2),
+            "xlogy": lambda x: torch.xlogy(x - 1, x.detach().abs()),
+            "beta": lambda x: torch.distributions.Beta(x.abs(), x.abs()).log_prob(torch.full_like(x, 0.3)),
+            "dirichlet": lambda x: torch.distributions.Dirichlet(x.abs()).log_prob(torch.full_like(x, 1 / 12)),
+            "student": lambda x: torch.distributions.StudentT(x.abs()).log_prob(torch.full_like(x, 0.3)),
+        },
+        torch.tensor(_GAMMA).repeat(2).reshape(2, 12),
+        1e-6,
+    )
+
+
+# In a step, by the derivatives of the core: a function, and where it has a corner, a pole nearby, or a side whose numbers are infinite.
+CORNERS = {
+    "lgamma": (torch.lgamma, [0.0, *_GAMMA]),
+    "digamma": (torch.digamma, _GAMMA),
+    "multigammaln": (lambda x: torch.special.multigammaln(x, 3), [1.5, 2.0, 3.0, 4.5]),
+    "beta": (lambda x: torch.distributions.Beta(x, x).log_prob(torch.tensor([0.1, 0.5, 0.9])), [1.0, 1.0, 1.0]),
+    "gamma": (lambda x: torch.distributions.Gamma(x, x).log_prob(torch.tensor([0.1, 0.5, 0.9])), [1.0, 0.5, 2.0]),
+    "xlogy": (lambda x: torch.xlogy(x, torch.tensor([0.3, 2.0, 0.5, 0.0])), [0.0, 0.0, 1.0, 0.0]),
+    "xlogy_of_numbers": (lambda x: torch.xlogy(x, 3.0) + torch.xlogy(2.0, x), [0.5, 1.0, 2.0]),
+    "xlog1py": (lambda x: torch.special.xlog1py(x, torch.tensor([0.3, 2.0, 0.5, -1.0])), [0.0, 0.0, 1.0, 0.0]),
+    "softplus": (F.softplus, [0.0, 20.0, 21.0, 100.0, 1000.0, -100.0]),
+    "softplus_steep": (lambda x: F.softplus(x, beta=3, threshold=5), [0.0, 1.5, 2.0, 100.0, -100.0]),
+    "mish": (F.mish, [0.0, 100.0, -100.0]),
+    "celu": (lambda x: F.celu(x, 0.7), [0.0, 100.0, -100.0, 1000.0]),
+    "selu": (F.selu, [0.0, 100.0, -100.0, 1000.0]),
+    "asinh": (torch.asinh, [0.0, 0.5, -1.0, 1e20, -1e20]),
+    "acosh": (torch.acosh, [1.5, 2.0, 1e20]),
+    "atan2": (lambda x: torch.atan2(x, torch.tensor([0.0, 0, 0, -1, -1, 1, 1])), [0.0, 1, -1, 0, -1, 1, -1]),
+    "atan2_of_x": (lambda x: torch.atan2(torch.tensor([0.0, 0, 0, -1, -1, 1, 1]), x), [0.0, 1, -1, 0, -1, 1, -1]),
+    "hypot": (lambda x: torch.hypot(x, torch.tensor([0.0, 1.0, 3.0])), [1.0, 0.0, 4.0]),
+    "logaddexp": (lambda x: torch.logaddexp(x, torch.tensor([-math.inf, 1.0, 5.0])), [0.0, 1.0, 5.0]),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(torch.cat([torch.full((3,), -math.inf), x]), 0)[3:], [0.0, 1.0, 1.0]),
+    "norm_half": (lambda x: torch.linalg.vector_norm(x, ord=0.5), [0.0, 2.0, -3.0]),
+    "norm_half_of_zeros": (lambda x: torch.linalg.vector_norm(x, ord=0.5), [0.0, 0.0]),
+    "norm_cubic_of_zeros": (lambda x: torch.linalg.vector_norm(x, ord=3), [0.0, 0.0]),
+    "cdist_half": (lambda x: torch.cdist(x.view(2, 2), torch.zeros(1, 2), p=0.5), [0.0, 1.0, 0.0, 0.0]),
+    "pdist_half": (lambda x: F.pdist(x.view(3, 2), 0.5), [0.0, 1.0, 0.0, 0.0, 2.0, 0.0]),
+    "power": (lambda x: x**torch.tensor([0.0, 1, 2, 3, 0.5, 1.5]), [0.0, 0.0, 0.0, -2.0, 4.0, 0.0]),
+    "root": (torch.sqrt, [0.0, 1.0, 4.0]),
+    "erfinv": (torch.erfinv, [-0.999, 0.0, 0.3, 0.99326205]),
+    "logit": (lambda x: torch.logit(x, 0.2), [0.0, 0.2, 0.5, 0.8, 1.0]),
+    "sinc": (torch.sinc, [0.0, 0.5, 1.0, -2.0]),
+}
+
+
+class Cornered(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.p = nn.ParameterDict({name: nn.Parameter(torch.tensor(CORNERS[name][1])) for name in names})
+
+    def forward(self, x):
+        results = [CORNERS[name][0](p).flatten() for name, p in self.p.items()]
+        return x.mean() * torch.stack([(y * torch.arange(1, len(y) + 1)).sum() / 4 for y in results])
+
+
+@pytest.fixture(scope="module")
+def cornered():
+    """The gradients of all of them, of PyTorch and of a step."""
+    eager, model, batch = Cornered(CORNERS), Cornered(CORNERS), torch.ones(1)
+    eager(batch).sum().backward()
+    # Where a value is infinite the loss is as well, but no gradient of another function.
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=1.0), example=batch, loss=lambda out, _: out.sum(), call=lambda m, b: m(b), progress=False)
+    step(batch)
+    return {name: (eager.p[name].grad, torch.tensor(CORNERS[name][1]) - model.p[name].detach()) for name in CORNERS}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_in_a_step(name, cornered):
+    expected, found = cornered[name]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4, equal_nan=True)
 
 
 def test_binary_cross_entropy_of_what_is_0_or_1():

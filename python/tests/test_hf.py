@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import plimsoll
+from plimsoll.capture import capture
 from support import Both, assert_same, both
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -571,6 +572,32 @@ def test_label_smoothing_and_sgd_are_as_transformers_has_them(tmp_path):
     ours, theirs = trainers(tmp_path, classifier, classified_texts(), label_smoothing_factor=0.1, optim="sgd")
     ours.train(), theirs.train()
     assert_alike(ours, theirs)
+
+
+class Doubled:
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return 2 * super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+
+
+class Rising:
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return (1 + self.state.epoch) * super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+
+
+@pytest.mark.parametrize("further, most", [((), 1), ((Doubled,), 1), ((Rising,), 4)], ids=["theirs", "one's own", "of the epoch"])
+def test_a_smoothed_loss_is_captured_once_unless_it_reads_the_epoch(tmp_path, monkeypatch, further, most):
+    captured = []
+    monkeypatch.setattr(plimsoll.step, "capture", lambda *a, **k: captured.append(a) or capture(*a, **k))
+    model, data = built(lambda: gpt2(1)), Rows(texts().rows[:20])
+    kinds = (type("Kind", (*further, kind), {}) for kind in (hf.Trainer, transformers.Trainer))
+    ours, theirs = (
+        kind(copy.deepcopy(model), arguments(tmp_path / str(mine), mine, num_train_epochs=1, label_smoothing_factor=0.1, logging_steps=1), train_dataset=data)
+        for mine, kind in zip((True, False), kinds)
+    )
+    ours.train(), theirs.train()
+    assert len(logged(ours)) == 5
+    assert_alike(ours, theirs)
+    assert 0 < len(captured) <= most and len(ours.step._shapes) <= most
 
 
 def test_without_clipping_no_norm_is_logged_and_the_losses_are_the_same(tmp_path):

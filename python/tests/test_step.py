@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import plimsoll
+from plimsoll.infeasible import told_apart
 
 LIMITS = dict(threads=1, costs="estimated", progress=False)
 
@@ -181,6 +182,59 @@ def test_too_little_memory_names_what_would_do():
     assert 20 * 1024 < info.value.minimum_bytes < 2**20
     assert info.value.needs and "memory=" in str(info.value)
     plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory=info.value.minimum_bytes, **LIMITS)
+
+
+def test_a_batch_that_lacks_little_memory_is_told_of_two_sizes():
+    def refused(memory):
+        model = network()
+        step = plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0, 4), memory=memory, **LIMITS)
+        with pytest.raises(plimsoll.Infeasible) as told:
+            step(batch(0, 64))
+        step(batch(0, 4))
+        return told
+
+    told = refused(refused("300KiB").value.minimum_bytes - 64)
+    given, needed = re.search(r"does not fit memory=([\d.]+ ?\w+); it needs ([\d.]+ ?\w+) at least", str(told.value)).groups()
+    assert given != needed
+
+
+@pytest.mark.parametrize(
+    "given, needed, told",
+    [
+        (2 << 20, 5 << 20, ("2.0MiB", "5.0MiB")),
+        (240000, 340000, ("0.2MiB", "0.4MiB")),  # rounded up: 0.3MiB would not do
+        (314572, 324000, ("0.30MiB", "0.31MiB")),
+        (324000, 325000, ("0.309MiB", "0.310MiB")),
+        (324000, 324001, ("324000 bytes", "324001 bytes")),
+    ],
+)
+def test_sizes_are_told_apart(given, needed, told):
+    assert told_apart(given, needed) == told
+
+
+def test_what_a_user_may_catch_is_one_kind_of_error():
+    for kind in (plimsoll.Infeasible, plimsoll.Unsupported, plimsoll.RankFailed):
+        assert issubclass(kind, plimsoll.Error) and issubclass(kind, RuntimeError)
+    assert issubclass(plimsoll.Infeasible, MemoryError)
+    model = network()
+    with pytest.raises(plimsoll.Error) as told:
+        plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0), memory="20KiB", **LIMITS)
+    assert isinstance(told.value, plimsoll.Infeasible)
+    with pytest.raises(plimsoll.Error, match="bessel"):
+        plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=lambda out, _: torch.special.bessel_j0(out).sum(), example=batch(0), **LIMITS)
+
+
+@pytest.mark.parametrize("nothing", [None, [], (), {}, (None, None)], ids=repr)
+def test_what_holds_no_batch_is_refused_and_the_step_goes_on(nothing):
+    ours, theirs = network(), network()
+    optimizer, reference = (OPTIMIZERS["momentum"](m.parameters()) for m in (ours, theirs))
+    step = plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0)), train_beside_sized(theirs, reference, 0, 8)
+    for call in (step, step.evaluate, lambda nothing: list(step.over([nothing]))):
+        with pytest.raises(ValueError, match="batch"):
+            call(nothing)
+    for i in (1, 2):
+        assert step(batch(i)) == pytest.approx(train_beside_sized(theirs, reference, i, 8), rel=1e-4)
 
 
 def test_fits_needs_no_weights():
@@ -682,6 +736,7 @@ INTERRUPTED = """
 import _thread, sys, threading
 import torch
 import plimsoll
+from plimsoll.infeasible import told_apart
 from torch import nn
 import torch.nn.functional as F
 
@@ -707,6 +762,7 @@ INTERRUPTED_OFTEN = """
 import _thread, threading
 import torch
 import plimsoll
+from plimsoll.infeasible import told_apart
 from torch import nn
 
 model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU())])
@@ -837,6 +893,7 @@ PROCESS = """
 import sys
 import torch
 import plimsoll
+from plimsoll.infeasible import told_apart
 from torch import nn
 import torch.nn.functional as F
 

@@ -41,6 +41,16 @@ def _below(op: str, x: str, high: str) -> str:
     return {1.0: f"where(gt({x},{high}),{high},{x})", 0.0: f"where(ge({x},{high}),{high},{x})"}.get(_ON_BOUND[op], f"min({x},{high})")
 
 
+# What `where` does not choose has a gradient of 0 times its derivative, which is NaN where that is infinite. So each
+# side of it is computed of an argument that is harmless where the other side is chosen. An argument from `max` or `min`
+# would do as much, but its gradient is halved where both are equal.
+
+
+def log_of_sum(x: str, y: str) -> str:
+    """log(exp(x) + exp(y)); both may be -inf."""
+    return f"add(max({x},{y}),log1p(exp(neg(abs(where(eq({x},{y}),0.0,sub({x},{y})))))))"
+
+
 # ATen operator -> expression; {name} is an argument of its schema.
 EXPRESSIONS = {
     "abs.default": "abs({self})",
@@ -65,8 +75,7 @@ EXPRESSIONS = {
     # Of quotients that are right at both ends, where a difference to a quarter turn would have lost its digits.
     "asin.default": "atan(div({self},sqrt(mul(sub(1.0,{self}),add(1.0,{self})))))",
     "acos.default": "mul(atan(sqrt(div(sub(1.0,{self}),add(1.0,{self})))),2.0)",
-    "asinh.default": "mul(sign({self}),log1p(add(abs({self}),div(square({self}),add(sqrt(add(square({self}),1.0)),1.0)))))",
-    "acosh.default": "log1p(add(sub({self},1.0),sqrt(mul(sub({self},1.0),add({self},1.0)))))",
+    "acosh.default": "log1p(add(sub({self},1.0),mul(sqrt(sub({self},1.0)),sqrt(add({self},1.0)))))",
     "atanh.default": "mul(sub(log1p({self}),log1p(neg({self}))),0.5)",
     "tanh.default": "tanh({self})",
     "erf.default": "erf({self})",
@@ -104,7 +113,7 @@ EXPRESSIONS = {
     "fmod.Scalar": "sub({self},mul({other},mul(sign(div({self},{other})),floor(abs(div({self},{other}))))))",
     "hypot.default": "sqrt(add(square({self}),square({other})))",
     "copysign.Tensor": "where(lt({other},0.0),neg(abs({self})),abs({self}))",
-    "logaddexp.default": "add(max({self},{other}),log1p(exp(neg(abs(sub({self},{other}))))))",
+    "logaddexp.default": log_of_sum("{self}", "{other}"),
     "clamp_min.default": _above("clamp_min.default", "{self}", "{min}"),
     "clamp_min.Tensor": _above("clamp_min.Tensor", "{self}", "{min}"),
     "clamp_max.default": _below("clamp_max.default", "{self}", "{max}"),
@@ -256,7 +265,8 @@ def atan2(w: "Writer", node: Node, a: Arguments):
     y, x = a["self"], a["other"]
     flat = "ge(abs({1}),abs({0}))"
     below = f"where({flat},{{1}},{{0}})"
-    angle = f"atan(div(where({flat},{{0}},{{1}}),where(eq({below},0.0),1.0,{below})))"
+    above = f"where(eq({below},0.0),0.0,where({flat},{{0}},{{1}}))"  # where both are 0, so are their gradients
+    angle = f"atan(div({above},where(eq({below},0.0),1.0,{below})))"
     left = f"where(lt({{1}},0.0),where(lt({{0}},0.0),{-math.pi!r},{math.pi!r}),0.0)"
     upright = f"where(lt({{0}},0.0),{-math.pi / 2!r},{math.pi / 2!r})"
     return w.pointwise(f"where({flat},add({angle},{left}),sub({upright},{angle}))", [y, x])
@@ -292,19 +302,33 @@ def _digamma(x: str) -> str:
     return _of_large(f"sub({series},{total})", x, values)
 
 
+_ABOVE = "where(lt({0},0.5),1.0,{0})"  # 1 and 1/4 are harmless
+_BELOW = "where(lt({0},0.5),{0},0.25)"
+_ANGLE = f"mul({math.pi!r},sub({_BELOW},floor({_BELOW})))"
+
+
 @converts("lgamma.default")
 def lgamma(w: "Writer", node: Node, a: Arguments):
     """Below 1/2 by Euler's reflection."""
-    above, sine = "max({0},0.5)", f"sin(mul({math.pi!r},sub({{0}},floor({{0}}))))"
-    mirrored = f"sub(log(div({math.pi!r},{sine})),{_lgamma('sub(1.0,min({0},0.5))')})"
-    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_lgamma(above)})", [a["self"]])
+    mirrored = f"sub(sub({math.log(math.pi)!r},log(sin({_ANGLE}))),{_lgamma(f'sub(1.0,{_BELOW})')})"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_lgamma(_ABOVE)})", [a["self"]])
 
 
 @converts("digamma.default")
 def digamma(w: "Writer", node: Node, a: Arguments):
-    above, angle = "max({0},0.5)", f"mul({math.pi!r},sub({{0}},floor({{0}})))"
-    mirrored = f"sub({_digamma('sub(1.0,min({0},0.5))')},div(mul({math.pi!r},cos({angle})),sin({angle})))"
-    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_digamma(above)})", [a["self"]])
+    mirrored = f"sub({_digamma(f'sub(1.0,{_BELOW})')},div(mul({math.pi!r},cos({_ANGLE})),sin({_ANGLE})))"
+    return w.pointwise(f"where(lt({{0}},0.5),{mirrored},{_digamma(_ABOVE)})", [a["self"]])
+
+
+@converts("asinh.default")
+def asinh(w: "Writer", node: Node, a: Arguments):
+    """Of the size of x, with which its derivative at 0 is 1: that of `abs` would be 0. The square of a large one is
+    infinite."""
+    size, large = "where(lt({0},0.0),neg({0}),{0})", "gt(abs({0}),1e8)"
+    small = f"where({large},1.0,{size})"
+    near = f"log1p(add({small},div(square({small}),add(sqrt(add(square({small}),1.0)),1.0))))"
+    form = f"where({large},add(log(where({large},{size},1.0)),{math.log(2)!r}),{near})"
+    return w.pointwise(f"where(lt({{0}},0.0),neg({form}),{form})", [a["self"]])
 
 
 # By Giles, Approximating the erfinv function (2012), of w = -log(1 - x * x): around 2.5, and around 3 of the root.
@@ -354,22 +378,35 @@ def gelu(w: "Writer", node: Node, a: Arguments):
 
 @converts("softplus.default")
 def softplus(w: "Writer", node: Node, a: Arguments):
-    if a["beta"] == 1:
-        return w.pointwise("softplus({0})", [a["self"]])
-    return w.pointwise("div(softplus(mul({0},{1})),{1})", [a["self"], a["beta"]])
+    form = "softplus({0})" if a["beta"] == 1 else "div(softplus(mul({0},{1})),{1})"
+    if a["threshold"] < 20:  # above 20 softplus is x itself, in float32
+        form = f"where(gt(mul({{0}},{{1}}),{{2}}),{{0}},{form})"
+    return w.pointwise(form, [a["self"], a["beta"], a["threshold"]])
+
+
+@converts(
+    "xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other",
+    "special_xlog1py.default", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar",
+)  # fmt: skip
+def x_times_log(w: "Writer", node: Node, a: Arguments):
+    """Also where x is 0 its gradient by x is the logarithm, as long as that is finite."""
+    log, pole = ("log1p", -1.0) if "log1p" in str(node.target) else ("log", 0.0)
+    unused = f"and(eq({{0}},0.0),or(le({{1}},{pole!r}),eq({{1}},inf)))"
+    return w.pointwise(f"mul({{0}},{log}(where({unused},{pole + 1!r},{{1}})))", [a["self"], a["other"]])
 
 
 @converts("elu.default")
 def elu(w: "Writer", node: Node, a: Arguments):
     if a["scale"] == 1 and a["input_scale"] == 1:
         return w.pointwise("elu({0},{1})", [a["self"], a["alpha"]])
-    form = "mul({2},where(gt({0},0.0),{0},mul({1},expm1(mul({0},{3})))))"
+    form = "mul({2},where(gt({0},0.0),{0},mul({1},expm1(mul(where(gt({0},0.0),0.0,{0}),{3})))))"
     return w.pointwise(form, [a["self"], a["alpha"], a["scale"], a["input_scale"]])
 
 
 @converts("celu.default")
 def celu(w: "Writer", node: Node, a: Arguments):
-    return w.pointwise("where(gt({0},0.0),{0},mul({1},expm1(div({0},{1}))))", [a["self"], a["alpha"]])
+    form = "where(gt({0},0.0),{0},mul({1},expm1(div(where(gt({0},0.0),0.0,{0}),{1}))))"
+    return w.pointwise(form, [a["self"], a["alpha"]])
 
 
 @converts("_to_copy.default")

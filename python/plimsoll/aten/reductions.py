@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence
 import torch
 from torch.fx import Node
 
+from .elementwise import log_of_sum
 from .registry import Arguments, Refusal, axis, converts
 
 if TYPE_CHECKING:
@@ -22,8 +23,14 @@ def _dims(dim: Optional[Sequence[int] | int], rank: int) -> list[int]:
     return sorted(axis(d, rank) for d in ([dim] if isinstance(dim, int) else dim))
 
 
-# A root whose derivative at 0 is 0, as PyTorch has it of norms and deviations.
+# A root, and a power, whose derivative at 0 is 0, as PyTorch has it of norms and deviations.
 ROOT = "mul(sqrt(where(eq({0},0.0),1.0,{0})),ne({0},0.0))"
+_POWER = "mul(pow(where(eq({0},0.0),1.0,{0}),{1}),ne({0},0.0))"
+
+
+def _powers(order: float) -> str:
+    """The power in a norm, of what is not negative: only one below 1 has an infinite derivative at 0."""
+    return _POWER if order < 1 else "pow({0},{1})"
 
 
 @converts(
@@ -140,7 +147,7 @@ def cumulative_product(w: "Writer", node: Node, a: Arguments):
 
 @converts("logcumsumexp.default")
 def cumulative_logsumexp(w: "Writer", node: Node, a: Arguments):
-    return _cumulative(w, a, "add(max({0},{1}),log1p(exp(neg(abs(sub({0},{1}))))))")
+    return _cumulative(w, a, log_of_sum("{0}", "{1}"))
 
 
 @converts("cummax.default", "cummin.default")
@@ -222,7 +229,7 @@ def _distances_of_order(w: "Writer", node: Node, x: Node, y: Node, order: float)
         most = w.reduce(fixed, "max", dim, True, "most")
         own = w.reduce(w.pointwise("where(eq({1},{2}),sub({0},{1}),0.0)", [apart, fixed, most], "own"), "sum", dim, False, "own_sum")
         return w.pointwise("add({0},{1})", [w.reshape(most, w.shape(node), "farthest"), own])
-    total = w.reduce(w.pointwise("pow({0},{1})", [apart, order], "powers"), "sum", dim, False, "sum")
+    total = w.reduce(w.pointwise(_powers(order), [apart, order], "powers"), "sum", dim, False, "sum")
     return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
 
 
@@ -238,7 +245,7 @@ def distances_of_pairs(w: "Writer", node: Node, a: Arguments):
         raise Refusal(f"distances of order {order}; one above 0 is expected")
     if order in (1.0, math.inf):
         return w.reduce(apart, "sum" if order == 1 else "max", [1], False, "")
-    total = w.reduce(w.pointwise("pow({0},{1})", [apart, order], "powers"), "sum", [1], False, "sum")
+    total = w.reduce(w.pointwise(_powers(order), [apart, order], "powers"), "sum", [1], False, "sum")
     return w.pointwise("pow(max({0},1e-30),{1})", [total, 1 / order], "root")
 
 
@@ -280,9 +287,8 @@ def vector_norm(w: "Writer", node: Node, a: Arguments):
     if order not in (1.0, 2.0):
         if order <= 0:
             raise Refusal(f"the norm of order {order}; one above 0 is expected")
-        powers = w.pointwise("pow(abs({0}),{1})", [a["self"], order], "powers")
-        form = ROOT.replace("sqrt(", "pow(", 1).replace("{0})),ne", "{0}),{1}),ne")
-        return w.pointwise(form, [w.reduce(powers, "sum", dims, a["keepdim"]), 1 / order], "root")
+        powers = w.pointwise(_powers(order).replace("{0}", "abs({0})"), [a["self"], order], "powers")
+        return w.pointwise(_POWER, [w.reduce(powers, "sum", dims, a["keepdim"]), 1 / order], "root")
     powers = w.pointwise("square({0})" if order == 2 else "abs({0})", [a["self"]], "powers")
     total = w.reduce(powers, "sum", dims, a["keepdim"], "")
     return w.pointwise(ROOT, [total], "sqrt") if order == 2 else total
