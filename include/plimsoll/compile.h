@@ -61,7 +61,7 @@ struct CompileOptions {
   // waited for. Absent: what makes the step shortest.
   std::optional<Bytes> in_flight;
   // Of several ranks: the stage of ZeRO (Sharding), with all parameters divided. Absent: what costs least of those that
-  // fit; nothing where all fits undivided and loses no time by the limit. optimizer.sharding is what comes of it.
+  // fit. optimizer.sharding is what comes of it.
   std::optional<int> zero;
   int64_t run_effort = 4'000'000;  // of auto's search over what runs again, in things looked at
   double search_effort = 1;        // times as much for that search and for Program::bound_ms; more is never worse
