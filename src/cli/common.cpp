@@ -162,11 +162,10 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
 
 void CommonFlags::add_zero_to(CLI::App& command) {
   command
-      .add_option(
-          "--zero", zero_name,
-          "What several ranks divide among them, as ZeRO's stages: 0 nothing; 1 optimizer states; 2 sums of "
-          "gradients (--accumulate), too; 3 parameters, too. auto: what fits and is "
-          "predicted fastest")
+      .add_option("--zero", zero_name,
+                  "What several ranks divide among them, as ZeRO's stages: 0 nothing; 1 optimizer states; 2 sums of "
+                  "gradients (--accumulate), too; 3 parameters, too. auto: what fits and is "
+                  "predicted fastest")
       ->type_name("auto|0|1|2|3")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "0", "1", "2", "3"}));
