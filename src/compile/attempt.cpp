@@ -312,8 +312,10 @@ double Flow::least_ms(const Choice& choice) {
 double Flow::likely_ms(const Choice& choice, const Choice& known, double known_ms) {
   const LaidOut *const its = lay_out(choice), *const others = lay_out(known);
   if (its == nullptr || others == nullptr) return kAnyTime;
-  const double least = least_ms(choice), waited = known_ms - least_ms(known);
+  const double least = least_ms(choice);
   const Bytes sent = bytes_sent(its->graph), known_sent = bytes_sent(others->graph);
+  if (known_sent == 0_B) return least;
+  const double waited = known_ms - (others->layouts.estimated_ms - hidden_ms(others->graph, device_, options_));
   if (sent >= known_sent) return least + waited;
   return kAbout * (least + waited * static_cast<double>(sent.count) / static_cast<double>(known_sent.count));
 }

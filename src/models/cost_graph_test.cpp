@@ -423,8 +423,10 @@ TEST(CostGraph, WithoutAnythingToRunAgainHasAPlanOrNone) {
             EXPECT_GT(std::get<Infeasible>(result).minimum.count, memory);
           }
         }
-        EXPECT_EQ(least, any_made && !and_then ? 832 : least);
         EXPECT_NE(least, 0);
+        if (any_made && !and_then) {
+          EXPECT_EQ(least, 832);
+        }
       }
     }
   }
