@@ -13,6 +13,8 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import nn
 
+from .optimizer_state import states_of
+
 #: PyTorch's name of a state -> the core's suffix, by optimizer.
 STATES = {"sgd": {"momentum_buffer": "momentum"}, "adam": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}}
 
@@ -97,7 +99,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
 
 
 def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any) -> int:
-    return int(optimizer.state.get(parameter, {}).get("step", 0))
+    return int(states_of(optimizer, parameter).get("step", 0))
 
 
 def updates_made(optimizer: torch.optim.Optimizer) -> int:

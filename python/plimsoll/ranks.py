@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from . import _core, optimizers
 from .held import untouched
+from .optimizer_state import keep_states_of, states_of
 
 Group = Union[None, bool, "dist.ProcessGroup"]
 Result = TypeVar("Result")
@@ -144,10 +145,10 @@ def begin_alike(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer
             if not tensor.is_meta:
                 ranks.broadcast(tensor)
         known = sorted({key for keys in optimizers.STATES.values() for key in keys})
-        states = [optimizer.state.get(parameter, {}) for parameter in parameters]
+        states = [states_of(optimizer, parameter) for parameter in parameters]
         mine = [[[key for key in known if isinstance(state.get(key), Tensor)], int(state.get("step", 0))] for state in states]
         for parameter, (keys, number) in zip(parameters, json.loads(ranks.of_first(json.dumps(mine)))):
-            state = optimizer.state[parameter] if keys or parameter in optimizer.state else {}
+            state = keep_states_of(optimizer, parameter) if keys or states_of(optimizer, parameter) else {}
             for key in set(known) - set(keys):
                 state.pop(key, None)
             for key in keys:

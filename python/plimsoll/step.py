@@ -48,6 +48,7 @@ from .interrupts import interruptible
 from .joined import training_modes
 from .loose import Loose
 from .moving import Number
+from .optimizer_state import keep_states_of, states_of, watch
 from .on_disk import Files, bring_back, folder_of, give_memory_back, of_those, take_in
 from .ranks import Group, Ranks, begin_alike, find
 from .settings import OFTEN, Settings, modules_beside, names_read, same_network
@@ -201,7 +202,7 @@ class Step:
         self._divided = set(self._core.divided)  # those of which each rank has a piece
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
         self._stale: set[str] = set()  # of "module" and "optimizer", whose tensors are behind the step's
-        self._loaded = False
+        self._loaded = self._loaded_before = False
         self._read: set[str] = set()  # states whose tensors somebody had in his hands since the last step
         self._views: dict[str, Tensor] = {}
         self._places: dict[str, int] = {}  # where these lie
@@ -225,7 +226,8 @@ class Step:
         self._hooks = [
             model.register_state_dict_pre_hook(of_module),
             model.register_forward_pre_hook(of_module),
-            optimizer.register_state_dict_pre_hook(hook),
+            optimizer.register_state_dict_pre_hook(_Hook(self, "_before_state_dict")),
+            optimizer.register_state_dict_post_hook(_Hook(self, "_after_state_dict")),
             model.register_load_state_dict_pre_hook(of_module),
             model.register_load_state_dict_post_hook(_Hook(self, "_reload")),
             optimizer.register_load_state_dict_pre_hook(hook),
@@ -233,6 +235,7 @@ class Step:
             optimizer.register_step_pre_hook(hook),  # a step of PyTorch's own between two of ours
             optimizer.register_step_post_hook(_Hook(self, "_reload")),
         ]
+        watch(optimizer, self)
         _steps.setdefault(model, weakref.WeakSet()).add(self)
         self._meet_others()
 
@@ -314,6 +317,9 @@ class Step:
 
     def _train(self, batch: Any, batches: int, following: Any = None) -> float:
         self._expect_the_same_model()
+        if watch(self._optimizer, self):  # optimizer.state = ...: what the step has is not wanted any more
+            self._stale.discard("optimizer")
+            self._loaded = True
         loaded = self._take_over()
         made = self._core.number
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups, made).items():
@@ -444,6 +450,20 @@ class Step:
 
     def _reload(self) -> None:
         self._loaded = True
+
+    def _lend_optimizer(self) -> None:
+        """Called when somebody is about to read or write the optimizer's states. Where ranks divide them, all would have to."""
+        if not self._divided:
+            self._sync({"optimizer"})
+            self._loaded = True
+
+    def _before_state_dict(self) -> None:
+        self.sync()
+        self._loaded_before = self._loaded
+
+    def _after_state_dict(self) -> None:
+        """It reads the states and leaves them as they are."""
+        self._loaded = self._loaded_before
 
     def reads(self, name: str) -> None:
         """Called when somebody is about to read, or to write, a tensor that this step holds in a layout of its own."""
@@ -764,7 +784,7 @@ class Step:
             number = optimizers.updates_made(self._optimizer)
             optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters)
         for name, parameter in self._captured.parameters.items():
-            state = self._optimizer.state.get(parameter, {})
+            state = states_of(self._optimizer, parameter)
             for theirs, ours in self._states_of(name).items():
                 value, view = state.get(theirs), self._view(ours)
                 if value is None or view is None or value.data_ptr() != view.data_ptr():
@@ -815,7 +835,7 @@ class Step:
             ours = self._states_of(name)
             if not ours or left & set(ours.values()):
                 continue
-            state = self._optimizer.state[parameter]
+            state = keep_states_of(self._optimizer, parameter)
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
                 state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
@@ -831,7 +851,7 @@ class Step:
                 if tensor.data_ptr() in ours:
                     tensor.data = self._copied(tensor.data)
         for parameter in self._captured.parameters.values():
-            state = self._optimizer.state.get(parameter, {})
+            state = states_of(self._optimizer, parameter)
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.data_ptr() in ours:
                     state[key] = self._copied(value)

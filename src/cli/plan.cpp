@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/files.h"
@@ -36,6 +39,7 @@ struct PlanFlags : CommonFlags {
 };
 
 constexpr double kMoreEffort = 4, kLeastMoreEffort = 1.2;  // from one round of --certify to the next
+constexpr std::chrono::milliseconds kLookForInterrupts(50);
 
 // Every rank sends to every other at once. What a message beside the first costs is assumed.
 constexpr double kMessageUs = 1;
@@ -144,8 +148,8 @@ struct Planner {
   }
 
   // Takes faster plans and higher bounds that more and more effort finds, until they meet or the seconds are over. `took`: the
-  // seconds of the plan that is there.
-  void certify(Program& program, CompileOptions options, double took) {
+  // seconds of the plan that is there. False: it was interrupted, and a thread still plans.
+  bool certify(Program& program, CompileOptions options, double took) {
     options.name_minimum = false;  // it is known
     const Stopwatch since;
     const auto open_ms = [&] { return program.plan->predicted.step_time_ms - program.bound_ms; };
@@ -153,23 +157,46 @@ struct Planner {
       const double factor = std::min(kMoreEffort, (flags.certify - since.seconds()) / took);
       if (factor < kLeastMoreEffort) break;
       options.search_effort *= factor;
-      const Stopwatch round;
-      const std::vector<std::string> before = notices;
-      auto result = plan(options);
-      took = round.seconds();
-      Program* const found = std::get_if<Program>(&result);
+      const Stopwatch watched;
+      std::optional<Round> round = plan_unless_interrupted(options);
+      if (!round) return false;
+      took = watched.seconds();
+      Program* const found = std::get_if<Program>(&round->result);
       // A bound holds for all plans of the same steps by the same kernels.
       const auto of = [](const KernelChoice& choice) -> const std::string& { return choice.kernel; };
       if (found != nullptr && std::ranges::equal(found->kernels, program.kernels, {}, of, of) &&
           found->plan->graph_fingerprint == program.plan->graph_fingerprint)
         found->bound_ms = program.bound_ms = std::max(program.bound_ms, found->bound_ms);
-      if (found == nullptr || found->plan->predicted.step_time_ms >= program.plan->predicted.step_time_ms) {
-        notices = before;
-        continue;
-      }
+      if (found == nullptr || found->plan->predicted.step_time_ms >= program.plan->predicted.step_time_ms) continue;
       found->minimum = program.minimum;
       program = std::move(*found);
+      notices = std::move(round->notices);
     }
+    return true;
+  }
+
+ private:
+  struct Round {
+    std::variant<Program, Infeasible> result;
+    std::vector<std::string> notices;
+  };
+
+  // On a thread of its own. Nothing where a signal comes before it is done: the thread goes on until the process ends.
+  std::optional<Round> plan_unless_interrupted(const CompileOptions& options) const {
+    catch_interrupts();
+    std::packaged_task<Round()> work([planner = *this, options]() mutable {
+      auto result = planner.plan(options);
+      return Round{std::move(result), std::move(planner.notices)};
+    });
+    std::future<Round> round = work.get_future();
+    std::thread thread(std::move(work));
+    while (round.wait_for(kLookForInterrupts) != std::future_status::ready) {
+      if (!interrupted()) continue;
+      thread.detach();
+      return std::nullopt;
+    }
+    thread.join();
+    return round.get();
   }
 };
 
@@ -259,21 +286,29 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   out.write(object);
 }
 
-// The files that flags ask for.
-void write_files(const PlanFlags& flags, const ModelInput& input, const CompileOptions& options, const Program& program,
-                 const ReportFacts& facts, const JsonLines& out) {
+// The files that flags ask for, before anything is told: who reads it may have enough of it (`| head`). What to say of them.
+std::string write_files(const PlanFlags& flags, const ModelInput& input, const CompileOptions& options,
+                        const Program& program, const ReportFacts& facts) {
+  std::string told;
   if (!flags.save.empty()) {
     save(flags, input, options, program);
-    say(out, fmt::format("saved {}", flags.save));
+    told += fmt::format("saved {}\n", flags.save);
   }
   if (!flags.save_graph.empty()) {
     write_file_atomically(flags.save_graph, to_json(cost_graph_of(program.network.graph, program.plan)));
-    say(out, fmt::format("saved its graph of costs: {}", flags.save_graph));
+    told += fmt::format("saved its graph of costs: {}\n", flags.save_graph);
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
-  if (flags.report.empty()) return;
+  if (flags.report.empty()) return told;
   write_file_atomically(flags.report, html_report(program, facts));
-  say(out, fmt::format("report: {} (open it in a browser)", flags.report));
+  return told + fmt::format("report: {} (open it in a browser)\n", flags.report);
+}
+
+// At once, as a thread still plans.
+int end_interrupted(JsonLines& out) {
+  say(out, "interrupted: plan and bound are what --certify had found until then");
+  out.stop();
+  std::_Exit(kInterrupted);
 }
 
 // A graph of costs only: nothing of it is chosen but the plan.
@@ -305,18 +340,20 @@ int plan_cost_graph(const PlanFlags& flags) {
   }
   Program& program = std::get<Program>(result);
   const double seconds = planning.seconds();
-  planner.certify(program, options, seconds);
-  const PlanReason reason = find_reason(planner, options, program, seconds);
+  const bool finished = planner.certify(program, options, seconds);
+  const PlanReason reason = finished ? find_reason(planner, options, program, seconds) : reason_of(program);
   notice.reset();
+  const std::string written =
+      write_files(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program,
+                  {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason});
   const std::string batch = costs.batch > 0 ? fmt::format(", batch {}", costs.batch) : "";
   say(out, fmt::format("{}{}: {} ops, costs only", flags.model, batch, costs.graph.op_count()));
   say(out, plan_text(program, costs.batch) + reason_text(reason));
   json object = plan_json(program, program.minimum, reason);
   tell_more(flags, session, program, object, out);
   out.write(object);
-  write_files(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program,
-              {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
-  return kDone;
+  if (!written.empty()) say(out, written);
+  return finished ? kDone : end_interrupted(out);
 }
 
 void check_files(const PlanFlags& flags) {
@@ -383,20 +420,21 @@ int run_plan(const PlanFlags& flags) {
   }
   Program& program = std::get<Program>(result);
   const double seconds = planning.seconds();
-  planner.certify(program, options, seconds);
+  const bool finished = planner.certify(program, options, seconds);
   for (const std::string& text : planner.notices) complain(text);
   if (const std::string text = last_resort_text(program, *session.device); !text.empty()) complain(text);
-  const PlanReason reason = find_reason(planner, options, program, seconds);
+  const PlanReason reason = finished ? find_reason(planner, options, program, seconds) : reason_of(program);
   notice.reset();
+  const std::string written =
+      write_files(flags, input, options, program,
+                  {.model = flags.model,
+                   .batch = input.batch,
+                   .device = fmt::format("{}: {}", flags.device, session.device->info().description),
+                   .minimum = *program.minimum,
+                   .reason = reason});
   tell_plan(flags, session, network, input, program, reason, process, out);
-  write_files(flags, input, options, program,
-              {.model = flags.model,
-               .batch = input.batch,
-               .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-               .minimum = *program.minimum,
-               .reason = reason},
-              out);
-  return kDone;
+  if (!written.empty()) say(out, written);
+  return finished ? kDone : end_interrupted(out);
 }
 
 }  // namespace

@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "fuzz/cost_graph_seed.h"
 #include "tests/cli/program.h"
@@ -86,6 +90,23 @@ TEST_F(CliCostGraph, MoreSecondsNeverGiveASlowerPlanNorALowerBound) {
   EXPECT_LE(certified.at("arena_bytes"), certified.at("budget_bytes"));
   EXPECT_EQ(certified.at("minimum_bytes"), once.at("minimum_bytes"));
   for (const char* wrong : {"-1", "soon", "nan"}) EXPECT_EQ(run(plan + " --certify " + wrong).code, 2) << wrong;
+}
+
+TEST_F(CliCostGraph, WhatIsFoundUntilAnInterruptIsToldAndSaved) {
+  json graph = chain(40);
+  for (size_t i = 0; i < graph["nodes"].size(); i += 3) graph["nodes"][i]["out"] = {9984};
+  const std::string plan = "plan --graph " + write("chain.json", graph.dump()) +
+                           " --memory 30% --certify 3000 --json " + path("json") + " --save " + path("plan.json");
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t child = start(plan);
+    while (!catches(child, signal)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ::kill(child, signal);
+    const Outcome outcome = wait(child);
+    EXPECT_EQ(outcome.code, 5) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("interrupted: plan and bound are what --certify had found until then"));
+    EXPECT_GT(json::parse(slurp(path("json"))).at("extra_time_percent"), 0);
+    EXPECT_EQ(run("verify " + path("plan.json")).code, 0);
+  }
 }
 
 TEST_F(CliCostGraph, CannotBeRun) {

@@ -143,14 +143,9 @@ TEST_F(Cli, ASecondInterruptEndsAtOnce) {
       start("train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
             path("json"));
   while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  const auto catches_interrupts = [&] {
-    const std::string status = slurp("/proc/" + std::to_string(child) + "/status");
-    const size_t at = status.find("SigCgt:");
-    return at != std::string::npos && (std::stoull(status.substr(at + 7), nullptr, 16) >> (SIGINT - 1) & 1) != 0;
-  };
-  EXPECT_TRUE(catches_interrupts());
+  EXPECT_TRUE(catches(child, SIGINT));
   ::kill(child, SIGINT);
-  while (catches_interrupts()) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // else the two are one
+  while (catches(child, SIGINT)) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // else the two are one
   ::kill(child, SIGINT);
   EXPECT_EQ(wait(child).code, -SIGINT);
 }

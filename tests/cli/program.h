@@ -96,6 +96,13 @@ class Cli : public ::testing::Test {
   }
   Outcome run(const std::string& arguments) { return wait(start(arguments)); }
 
+  // Whether it has a handler for the signal now.
+  static bool catches(pid_t child, int signal) {
+    const std::string status = slurp("/proc/" + std::to_string(child) + "/status");
+    const size_t at = status.find("SigCgt:");
+    return at != std::string::npos && (std::stoull(status.substr(at + 7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+
   // Their folders; none where it has ended.
   static std::vector<std::filesystem::path> threads_of(pid_t process) {
     std::vector<std::filesystem::path> threads;
