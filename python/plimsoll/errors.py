@@ -30,7 +30,7 @@ class Unsupported(Error):
     """The network holds what cannot be trained. ``ops`` lists every such place, so that one run tells them all."""
 
     def __init__(self, ops: Sequence[UnsupportedOp], hint: str = ""):
-        self.ops = list(ops)
+        self.ops, self.hint = list(ops), hint
         count = len(self.ops)
         head = "1 operation cannot" if count == 1 else f"{count} operations cannot"
         super().__init__("\n  ".join([f"{head} be trained:", *map(str, self.ops)]) + (f"\n{hint}" if hint else ""))

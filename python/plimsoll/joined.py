@@ -60,7 +60,7 @@ class Joined(nn.Module):
         with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
             self.assigned.begin()
             output = self.call(self.model, batch)
-            loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
+            loss = self._loss_of(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
             assumed.asked.expect_used()
@@ -72,6 +72,13 @@ class Joined(nn.Module):
         if self.ended is not None:
             self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
+
+    def _loss_of(self, output: Any, batch: Any) -> Any:
+        try:
+            return self.loss(output, batch)
+        except (TypeError, AttributeError) as error:  # it may have been written for other arguments
+            error.plimsoll_hint = f"loss= is called with the model's output and the whole batch ({type(batch).__name__}): for example loss=lambda output, batch: F.cross_entropy(output, batch[1])"  # type: ignore[attr-defined]
+            raise
 
     @contextmanager
     def _noting_calls(self) -> Iterator[None]:

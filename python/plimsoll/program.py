@@ -184,7 +184,7 @@ def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     except WrongResult:
         raise
     except Exception as error:
-        raise Unsupported(watch.told if watch.told else [_refused_by_export(error)]) from error
+        raise Unsupported(watch.told if watch.told else [_refused_by_export(error)], getattr(error, "plimsoll_hint", "")) from error
     buffers = exported.graph_signature.inputs_to_buffers
     unread = {target for node, target in buffers.items() if not _is_read(exported, node)}
     read = ({*exported.constants} | {*buffers.values()}) - unread

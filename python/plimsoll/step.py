@@ -40,6 +40,7 @@ from .capture import Captured, capture
 from .convert import Converted, convert
 from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
+from .errors import Unsupported
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, tensors_of_key
 from .held import hold, is_held, let_go, untouched
@@ -149,9 +150,14 @@ def _members(optimizer: torch.optim.Optimizer) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _told(key: Key) -> str:
-    parts = [part for part in key if isinstance(part, tuple)]
-    return ", ".join(part[1] if part[0] == "value" else "x".join(map(str, part[0])) or "1" for part in parts)
+def _told(key: Key, types: bool = False) -> str:
+    def told(part: tuple) -> str:
+        if part[0] == "value":
+            return part[1]
+        shape = "x".join(map(str, part[0])) or "1"
+        return f"{shape} {str(part[1])[6:]}" if types else shape
+
+    return ", ".join(told(part) for part in key if isinstance(part, tuple))
 
 
 class Step:
@@ -578,7 +584,10 @@ class Step:
             self._move(batch, *moving[0])
 
         def make() -> Form:
-            captured = self._capture_as(batch, training, any_batch, self._settings.moved)
+            try:
+                captured = self._capture_as(batch, training, any_batch, self._settings.moved)
+            except Unsupported as error:
+                raise Unsupported(error.ops, error.hint or f"The batch is ({_told(self._key(batch), True)}); the step was compiled for one of ({_told(self._example, True)})") from error
             form = Form(captured, convert(captured, label_dtype="i32"), self._first)
             if training:
                 self._expect_no_more(form)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import plimsoll
 from plimsoll import Unsupported
 from plimsoll.capture import capture
 from plimsoll.convert import convert
@@ -390,3 +391,17 @@ def test_capturing_leaves_the_model_as_it_was():
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert Place.NETWORK in captured.division.places
+
+
+def test_a_loss_for_other_arguments_and_a_batch_of_another_form_are_told():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    for loss in (F.cross_entropy, nn.CrossEntropyLoss(), lambda output: output.sum()):
+        with pytest.raises(plimsoll.Unsupported, match=r"loss= is called with the model's output and the whole batch \(tuple\)"):
+            plimsoll.compile(model, optimizer, loss=loss, example=batch, progress=False)
+    step = plimsoll.compile(model, optimizer, loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch, costs="estimated", progress=False)
+    for other in ((torch.randn(4, 7), batch[1]), (batch[0], batch[1].float()), batch[0]):
+        with pytest.raises(plimsoll.Unsupported, match=r"The batch is .*; the step was compiled for one of \(4x6 float32, 4 int64\)"):
+            step(other)
+    assert step(batch) > 0
