@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -130,7 +131,9 @@ class Assumptions(TorchFunctionMode):
             return Count(of, 1, self.asked)
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
+        if func is Tensor.__format__ and args[0].dim() == 0 and args[1:] != ("",):  # a text for a log: values are not known
+            return format(math.nan, *args[1:])
+        result = _float_of(args[0]) if func is Tensor.__float__ else func(*args, **(kwargs or {}))
         self.asked.sees(func, args, kwargs or {}, result)
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
@@ -280,6 +283,13 @@ def _wanted_gradient(func: Callable, args: tuple, kwargs: dict) -> Optional[bool
         return bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
     is_set = getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"  # type: ignore[comparison-overlap]
     return bool(args[1]) if is_set else None
+
+
+def _float_of(tensor: Tensor) -> float:
+    try:
+        return Tensor.__float__(tensor)
+    except GuardOnDataDependentSymNode as error:
+        raise RuntimeError("float(tensor) asks for a value, and a step runs no Python: for a log take tensor.item(), or name it in outputs=; for the network keep it a tensor") from error
 
 
 def _expect_buffer(of: Any) -> None:

@@ -333,6 +333,8 @@ _PLAINLY = (
       for found in ("object has no attribute 'constant'", "with functorch transforms", "storage of TensorWrapper")),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
     ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
+    ("unsupported format string passed to FakeTensor", "a text is made of a tensor's values, and a step runs no Python; leave it out, or name the tensor in outputs="),
+    ("numpy() is not supported for tensor subclasses", "numpy is not followed; compute by torch, or, for a log, name the tensor in outputs="),
     ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),
 )
 

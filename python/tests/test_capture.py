@@ -405,3 +405,32 @@ def test_a_loss_for_other_arguments_and_a_batch_of_another_form_are_told():
         with pytest.raises(plimsoll.Unsupported, match=r"The batch is .*; the step was compiled for one of \(4x6 float32, 4 int64\)"):
             step(other)
     assert step(batch) > 0
+
+
+class _Telling(nn.Module):
+    def __init__(self, tell):
+        super().__init__()
+        self.linear, self.tell, self.told = nn.Linear(6, 3), tell, []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.tell(self, y)
+        return y
+
+
+@pytest.mark.parametrize("tell", [lambda self, y: self.told.append(f"{y.mean():.3f}"), lambda self, y: self.told.append("{:8.2e}".format(y.max()))])
+def test_texts_for_a_log_are_no_matter_of_the_network(tell):
+    model = _Telling(tell)
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    expected = F.cross_entropy(model(batch[0]), batch[1]).item()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch,
+                            costs="estimated", progress=False)  # fmt: skip
+    assert step(batch) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("tell, advice", [(lambda self, y: float(y.mean()), "take tensor.item"), (lambda self, y: y.detach().numpy().mean(), "numpy is not followed")])
+def test_what_asks_for_values_is_told_what_to_do(tell, advice):
+    model = _Telling(tell)
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    with pytest.raises(plimsoll.Unsupported, match=advice):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch, progress=False)
