@@ -69,10 +69,15 @@ inline Range share(int64_t count, int part, int parts, int64_t grain = 1) {
 }
 // Waking threads costs more than a small tensor's work.
 inline int parts_for(int64_t bytes, int threads) { return bytes < 32 * 1024 ? 1 : threads; }
+// By what the op's tensors have without padding: workspaces are planned before their layouts are chosen.
 inline int parts_for(const Graph& graph, const Op& op, int threads) {
   int64_t bytes = 0;
-  for (TensorId id : op.inputs) bytes += graph.tensor(id).bytes().count;
-  for (TensorId id : op.outputs) bytes += graph.tensor(id).bytes().count;
+  const auto add = [&](TensorId id) {
+    const Tensor& tensor = graph.tensor(id);
+    bytes += storage_bytes(tensor.shape, tensor.dtype, {}).count;
+  };
+  for (TensorId id : op.inputs) add(id);
+  for (TensorId id : op.outputs) add(id);
   return parts_for(bytes, threads);
 }
 

@@ -99,6 +99,34 @@ TEST(OwnPointwise, RunsChainsInAnyLayout) {
   }
 }
 
+// The gradient of a layer's weights may lie in blocks that are mostly padding, where it has few neurons.
+TEST(OwnPointwise, NeedsNoMoreWorkspaceThanPlannedInAnyLayoutOfWeights) {
+  for (const int threads : {2, 7}) {
+    const auto device = open_device("cpu", threads);
+    Graph layer;
+    const TensorId x = layer.add_source("x", {4, 512}, DType::f32, Role::input);
+    const TensorId dy = layer.add_source("dy", {4, 1}, DType::f32, Role::input);
+    const OpId backward = layer.add_op("FullyConnectedBackwardWeights", "fc", "fc", {x, dy}, {{"bias", int64_t{1}}});
+    int padded = 0;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::blocked}) {
+      for (const KernelSpec& kernel : device->kernels(layer, layer.op(backward), family)) {
+        Graph graph;
+        const TensorId weights = graph.add_source("w", {1, 512}, DType::f32, Role::parameter);
+        const OpId op = graph.add_op("Pointwise", "op", "op", {weights}, expression("mul(x0,exp(x0))"));
+        const KernelSpec spec = device->kernels(graph, graph.op(op), family).at(0);
+        const Bytes plain = graph.tensor(weights).bytes();
+        for (const TensorId id : {weights, graph.output(op)}) graph.tensor(id).layout = kernel.outputs[0];
+        padded += graph.tensor(weights).bytes() > plain ? 1 : 0;
+        EXPECT_LE(make_kernel(*device, graph, graph.op(op), spec.name, threads)->workspace(), spec.workspace)
+            << kernel.outputs[0].tag;
+      }
+    }
+    if (device->kernels(layer, layer.op(backward), LayoutFamily::blocked).size() > 1) {
+      EXPECT_GT(padded, 0);
+    }
+  }
+}
+
 TEST(OwnPointwise, StretchesInputsOfAnyKind) {
   struct Sizes {
     Shape a, b;
