@@ -273,6 +273,8 @@ class Largest {
     }
     halve(high);
     while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
+    // Of a graph of costs `plan` looks longer, and may find what these have not.
+    while (only_costs_ && low_ < most && attempt(low_ + 1, true)) {}
   }
 
   void halve(int64_t high) {
@@ -292,8 +294,8 @@ class Largest {
   }
 
   // Whether this size fits; then it is the largest so far.
-  bool attempt(int64_t size) {
-    const Trial trial = try_size(size);
+  bool attempt(int64_t size, bool fast = false) {
+    const Trial trial = try_size(size, fast);
     fmt::print(stderr, "  {} {}: {}\n", flags_.what, size, trial.fits ? "fits" : trial.limited_by);
     (trial.fits ? best_ : refused_) = trial;
     if (trial.fits) {

@@ -347,6 +347,7 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   Least least;
   Attempt fastest;
   std::atomic<bool> too_much = false;
+  bool tried = false;
   const bool may_fit = options.memory >= lower_bound && !options.first_that_fits;
   for_each_in_parallel(may_fit && !many ? 2 : 1, [&](size_t i) {
     if (i == 0) {
@@ -354,13 +355,14 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
       too_much = !least.attempt || least.attempt->plan().arena > options.memory;
     } else if (!too_much) {
       fastest = find_fastest();
+      tried = true;
     }
   });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
   if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
-    fastest = find_fastest();
+    if (!tried) fastest = find_fastest();
     if (fastest.feasible()) return fastest;
   }
   if (too_much) return {{}, {}, std::move(least.why)};

@@ -83,6 +83,12 @@ OpId CostGraphBuilder::add_op(const JsonReader& place, CostedOp op) {
   if (op.view && (op.inputs.size() != 1 || op.outputs.size() != 1))
     place.fail(fmt::format("a view has one input and one output, not {} and {}", op.inputs.size(), op.outputs.size()));
   for (CostedOutput& output : op.outputs) output.bytes = at_least_one(output.bytes);
+  if (op.view) {
+    const Tensor& shown = graph().tensor(op.inputs[0]);
+    if (shown.bytes().count != op.outputs[0].bytes)
+      place.fail(fmt::format("a view has the bytes of what it shows: '{}' has {}, not {}", shown.name,
+                             shown.bytes().count, op.outputs[0].bytes));
+  }
   check_inputs(place, op);
   Attributes attributes{{"ms", op.ms}};
   if (op.workspace > 0) attributes.set("workspace", op.workspace);
@@ -122,9 +128,9 @@ OpId CostGraphBuilder::add_op(const JsonReader& place, CostedOp op) {
 }
 
 void CostGraphBuilder::keep(TensorId id) {
+  if (!kept_.insert(id).second) return;
   Tensor& tensor = graph().tensor(id);
-  if (!tensor.producer.valid() || tensor.role == Role::output) return;  // it stays anyway
-  tensor.role = Role::output;
+  if (tensor.producer.valid()) tensor.role = Role::output;
   graph().outputs.push_back(id);
 }
 

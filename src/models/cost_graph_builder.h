@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,7 @@ class CostGraphBuilder {
   void check_inputs(const JsonReader& place, const CostedOp& op) const;
 
   CostGraph result_;
+  std::set<TensorId> kept_;
   ById<TensorId, TensorId> bytes_of_;  // the first of those that lie in the same bytes, by views or since they must
   ById<TensorId, std::string> overwriter_;  // the op that must write into these bytes; empty: none
   ById<TensorId, TensorId> viewed_;         // what a view shows; else itself

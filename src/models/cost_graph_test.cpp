@@ -173,6 +173,8 @@ TEST(CostGraph, RefusesWhatNoPlanCouldRun) {
   EXPECT_EQ(refused(with("/sources/1/next", "dw")),
             "sources[1].next: 'dw' does not lie in the bytes of 'w': its \"must_overwrite\" is to lead there");
   EXPECT_EQ(refused(with("/ops/5/inputs/0", "mean")), "ops[5]: it reads 'mean', which 'conv' has overwritten before");
+  EXPECT_EQ(refused(with("/ops/2/outputs/0/bytes", 65)),
+            "ops[2]: a view has the bytes of what it shows: 'z' has 6400, not 65");
   json lost = small();
   lost["sources"][1].erase("next");
   EXPECT_EQ(refused(lost),
@@ -184,6 +186,48 @@ TEST(CostGraph, RefusesWhatNoPlanCouldRun) {
             "format: \"plimsoll network\" or \"plimsoll cost graph\" was expected, not \"other\"");
   EXPECT_THAT(refused(with("/ops/0/colour", "red")), HasSubstr("\"colour\" is not known here"));
   EXPECT_EQ(refused(json::array()), "an object was expected, not a list");
+}
+
+json two_steps(const json& source, const json& keep) {
+  return {{"format", "plimsoll cost graph"},
+          {"version", 1},
+          {"sources", {source}},
+          {"ops",
+           {{{"name", "a"}, {"ms", 1}, {"inputs", {"s"}}, {"outputs", {{{"name", "x"}, {"bytes", 64}}}}},
+            {{"name", "b"}, {"ms", 1}, {"inputs", {"x"}}, {"outputs", {{{"name", "y"}, {"bytes", 64}}}}}}},
+          {"keep", keep}};
+}
+
+TEST(CostGraph, KeepsSourcesToTheEndToo) {
+  for (const char* role : {"input", "hyperparameter", "parameter"}) {
+    const json source = {{"name", "s"}, {"bytes", 640}, {"role", role}};
+    for (const bool kept : {false, true}) {
+      const CostGraph costs =
+          cost_graph_from_json(two_steps(source, kept ? json{"s", "y"} : json::array({"y"})).dump());
+      const Program program = std::get<Program>(planned(costs, {INT64_MAX}));
+      const StepIndex end = static_cast<StepIndex>(program.plan->steps.size()) - 1;
+      const auto stays = [&](const Stay& stay) {
+        return !stay.is_workspace() && program.network.graph.tensor(stay.tensor).name == "s" && stay.last == end;
+      };
+      EXPECT_EQ(std::ranges::any_of(program.plan->stays, stays), kept || std::string(role) == "parameter") << role;
+      EXPECT_EQ(cost_graph_from_json(to_json(costs)).graph.outputs.size(), kept ? 2 : 1);
+    }
+  }
+  json overwritten = two_steps({{"name", "s"}, {"bytes", 64}, {"next", "x"}}, {"s"});
+  overwritten["ops"][0]["outputs"][0]["must_overwrite"] = "s";
+  EXPECT_EQ(refused(overwritten), "'a' overwrites 's', which is kept to the end");
+}
+
+TEST(CostGraph, NeedsAtLeastWhatIsKeptToTheEnd) {
+  json file{{"nodes", json::array()}, {"keep", json::array()}};
+  for (int i = 0; i < 60; ++i) {
+    file["nodes"].push_back({{"ms", 1}, {"out", {1000}}, {"in", json::array()}});
+    file["keep"].push_back({i, 0});
+  }
+  const Infeasible infeasible = std::get<Infeasible>(planned(cost_graph_from_json(file.dump()), {60 * 1024 - 64}));
+  EXPECT_EQ(infeasible.lower_bound, Bytes{60 * 1024});
+  EXPECT_EQ(infeasible.minimum, Bytes{60 * 1024});
+  EXPECT_TRUE(infeasible.proven);
 }
 
 TEST(CostGraph, RefusesTextThatIsNoGraph) {

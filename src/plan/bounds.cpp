@@ -147,9 +147,16 @@ int64_t own_bytes(const ValueTimeline& timeline, const TimelineStep& step) {
   return bytes;
 }
 
+int64_t bytes_at_end(const ValueTimeline& timeline, bool tiers) {
+  int64_t bytes = 0;
+  for (const TimelineValue& value : timeline.values)
+    bytes += value.at_end && (value.is_output || !tiers) ? value.bytes : 0;
+  return bytes;
+}
+
 int64_t least_live(const ValueTimeline& timeline, bool tiers) {
   const Bounds bounds(timeline);
-  int64_t most = 0;
+  int64_t most = bytes_at_end(timeline, tiers);
   for (size_t s = 0; s < bounds.count(); ++s) most = std::max(most, bounds.own(s) + (tiers ? 0 : bounds.lasting(s)));
   return most;
 }

@@ -11,8 +11,11 @@ namespace plimsoll {
 // That a step needs in the arena for itself.
 int64_t own_bytes(const ValueTimeline& timeline, const TimelineStep& step);
 
+// That lie in the arena when all steps have run, in whatever order: outputs, and, without tiers, states.
+int64_t bytes_at_end(const ValueTimeline& timeline, bool tiers);
+
 // Bytes in the arena: those that the step with the most needs for itself, and, without tiers, what cannot be computed
-// again and is there all the time.
+// again and is there all the time; or those at the end.
 int64_t least_live(const ValueTimeline& timeline, bool tiers);
 
 // Milliseconds with so many bytes in the arena; kAnyTime where no schedule keeps within them.

@@ -473,7 +473,8 @@ int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timelin
       if (made[s] && wanted[s] && !is_own) bytes[s] += value.bytes;
     }
   }
-  return bytes.empty() ? 0 : *std::ranges::max_element(bytes);
+  const int64_t most = bytes.empty() ? 0 : *std::ranges::max_element(bytes);
+  return std::max(most, bytes_at_end(timeline, tiers));
 }
 
 }  // namespace plimsoll

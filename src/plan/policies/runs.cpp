@@ -27,6 +27,7 @@ constexpr int kRunSearches = 4, kSomeRunSearches = 8,
 constexpr size_t kStepsPlacedWell = 1500;
 constexpr int64_t kPlacedEffort = 16;  // times that of runs, within these
 constexpr int64_t kPlacedEffortOfStep = 9'000'000, kMostPlacedEffort = 3'000'000'000, kSomePlacedEffort = 1'000'000'000;
+constexpr int64_t kInVain = 8;  // part of these, where no runs were found that would fit if nothing lay between offsets
 constexpr double kNearEnough = 0.03;  // of the step, above what it takes where nothing lies between offsets
 constexpr int64_t kPercentWithRoom = 97;
 constexpr size_t kStepsTriedWithLess = 150;  // where there are more, it takes too long to do both
@@ -72,7 +73,8 @@ class RunPlanner {
       const Sequence below = plan_below_a_limit(found);
       const double near_ms = (1 + kNearEnough) * timeline_.compute_ms + found.again_ms;
       if (!best_) {
-        plan_with_places({found.sequence, below}, kMostPlacedEffort);
+        plan_with_places({found.sequence, below}, kMostPlacedEffort,
+                         found.peak <= input_.budget.count ? 1 : kInVain);
       } else if (quick_.faster_than_ms > near_ms) {
         plan_with_places({below}, kSomePlacedEffort);
       }
@@ -83,7 +85,8 @@ class RunPlanner {
     }
     if (with_places && both) {
       const int64_t less = input_.budget.count / 100 * kPercentWithRoom;
-      plan_with_places({found.sequence, find_runs(timeline_, less, input_.run_effort / 2).sequence}, kMostPlacedEffort);
+      plan_with_places({found.sequence, find_runs(timeline_, less, input_.run_effort / 2).sequence}, kMostPlacedEffort,
+                       found.peak <= input_.budget.count ? 1 : kInVain);
     }
     if (best_) return *std::move(best_);
     return Infeasible{.policy = "auto", .budget = input_.budget, .minimum = {INT64_MAX}};
@@ -169,12 +172,14 @@ class RunPlanner {
   }
 
   // By offsets that are looked for together with the runs.
-  void plan_with_places(const std::vector<Sequence>& starts, int64_t most_effort) {
+  // With a part of the effort only, where it is unlikely to find any.
+  void plan_with_places(const std::vector<Sequence>& starts, int64_t most_effort, int64_t part = 1) {
     Bytes states;
     for (const TimelineValue& value : timeline_.values) states += Bytes{value.state >= 0 ? value.bytes : 0};
     const PlacedRuns placed = place_runs(
         timeline_, (input_.budget - states).count, starts,
-        std::min({kPlacedEffort * input_.run_effort, most_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)}));
+        std::min({kPlacedEffort * input_.run_effort, most_effort, kPlacedEffortOfStep * std::ssize(timeline_.steps)}) /
+            part);
     if (!placed.fits) return;
     scheduler_.follow(decisions_, placed.sequence, schedule_);
     if (time_of(timeline_, {}, schedule_).total_ms >= quick_.faster_than_ms) return;
