@@ -8,6 +8,8 @@ What treats each row for itself may stand in between. Anything else, above all w
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -41,30 +43,41 @@ class Chosen:
         self.width = 1  # so many elements in a row count alike
         self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
         self.is_divided = False  # by how many there are, before anybody has asked
-        self._rows: Optional[Chosen] = None
+        self.family = {mask.shape[0]: self}  # the same elements in other rows
 
-    def of_rows(self) -> Chosen:
-        """Of what counts alike all along a row, the rows."""
-        if self._rows is None:
-            self._rows = Chosen(self.mask.reshape(-1, self.width)[:, 0], self.key)
-            self._rows.is_learnt = self.is_learnt
-        self._rows.may_be_none |= self.may_be_none
-        return self._rows
+    def in_rows(self, count: int) -> Chosen:
+        """Of the same elements in so many rows: each row as several, or several that count alike as one."""
+        if count not in self.family:
+            before = self.mask.shape[0]
+            mask = self.mask[:, None].expand(-1, count // before).reshape(-1) if count > before else self.mask.reshape(count, -1)[:, 0]
+            other = self.family[count] = Chosen(mask, self.key)
+            other.width, other.is_learnt, other.family = self.width * count // before, self.is_learnt, self.family
+        self.family[count].may_be_none |= self.may_be_none
+        return self.family[count]
 
 
 _COMPARED = frozenset("add __add__ mul __mul__ logical_or logical_and logical_xor __or__ __and__ __xor__ bitwise_or bitwise_and eq ne lt le gt ge logical_not bitwise_not bool __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __invert__ isfinite".split())
 _VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous expand expand_as __getitem__".split())
 _BY_ROWS = frozenset(
-    """add sub mul div true_divide neg abs exp log log1p log2 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
-    logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos erf exp2 expm1 floor round where
-    maximum minimum eq ne lt le gt ge logical_and logical_or logical_not lerp nan_to_num
+    """add sub mul div true_divide neg abs exp log log1p log2 log10 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
+    logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos tan atan erf exp2 expm1 floor ceil round trunc where
+    maximum minimum eq ne lt le gt ge logical_and logical_or logical_not lerp nan_to_num relu6 hardtanh hardswish mish selu softsign zeros_like ones_like full_like
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__
     rsub multiply subtract divide remainder fmod __mod__ __floordiv__ floor_divide dropout layer_norm""".split()
 )
+_DIVISIONS = frozenset("div true_divide divide __truediv__".split())
+_SINGULAR = _DIVISIONS | frozenset("__rtruediv__ reciprocal sqrt rsqrt log log2 log10 pow __pow__ norm linalg_norm linalg_vector_norm normalize cosine_similarity std prod".split())  # or its derivative, at 0
 _OF_FIRST = frozenset("linear matmul __matmul__ embedding".split())  # of rows, and of weights beside them
 _OF_FORM = frozenset("dim ndimension is_floating_point is_complex element_size get_device".split())
 _LOSSES = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss".split())
-_ALONG = frozenset("softmax log_softmax logsumexp norm argmax gather squeeze unsqueeze cumsum amax amin normalize cosine_similarity".split())
+_ALONG = frozenset(
+    """softmax log_softmax logsumexp norm linalg_norm linalg_vector_norm argmax argmin gather squeeze unsqueeze cumsum cumprod amax amin normalize cosine_similarity max min prod
+    var std median sort argsort topk chunk split unbind select narrow index_select any all""".split()
+)
+_DIM_AT = {name: 2 for name in "normalize cosine_similarity norm linalg_norm linalg_vector_norm chunk split topk".split()}
+_DIM_UNSAID = {"normalize": 1, "cosine_similarity": 1, "chunk": 0, "split": 0, "unbind": 0, "sort": -1, "argsort": -1, "topk": -1}
+_JOINING = {"cat": 0, "concat": 0, "concatenate": 0, "stack": 1}  # so many dimensions more
+_NEUTRAL = {"sum": 0.0, "nansum": 0.0, "norm": 0.0, "linalg_norm": 0.0, "linalg_vector_norm": 0.0, "amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}  # changes no such result
 
 
 def depends(tensor: Any) -> bool:
@@ -88,6 +101,8 @@ def chosen(value: Any) -> Optional[Chosen]:
 def marked(result: Any, of: Chosen) -> Any:
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, Tensor):
+            if leaf.dim() == 0 or leaf.shape[0] != of.mask.shape[0]:
+                raise RuntimeError("of what a mask chose, x[mask], something is made that has not its rows")
             setattr(leaf, _FIELD, of)
     return result
 
@@ -300,7 +315,8 @@ def _by_coordinates(args: tuple) -> Optional[Tensor]:
     rows = torch.where(_beside(own.mask, rows), rows, torch.zeros((), dtype=rows.dtype))
     rows = marked(rows[(slice(None), *rest)] if rest else rows, own)
     if leads:
-        rows = marked(rows.unsqueeze(0), own)
+        rows = rows.unsqueeze(0)
+        setattr(rows, _FIELD, own)
         setattr(rows, _LEADS, True)
     return rows
 
@@ -321,6 +337,7 @@ class Asked:
     not, and so are sums and means of it. A mask that chooses nothing in the end is no such mask."""
 
     def __init__(self) -> None:
+        self.awaited: Any = None  # a length by which the next call divides (counted.py)
         self._keys: list[Any] = []
         self._used: list[bool] = []
         self._chosen: list[Chosen] = []
@@ -349,7 +366,7 @@ class Asked:
     def of_count(self, key: Any, answer: bool) -> bool:
         self._keys.append(key)
         self._used.append(False)
-        for own in [part for own in self._chosen for part in (own, own._rows) if part is not None]:
+        for own in [part for own in self._chosen for part in own.family.values()]:
             if own.key == key and own.is_divided and not own.may_be_none:
                 raise RuntimeError("a mean of what a mask chose is taken before Python asks whether it chose any; ask before")
             own.may_be_none |= own.key == key
@@ -389,6 +406,8 @@ class Asked:
         self._used = [used or key == own.key for key, used in zip(self._keys, self._used)]
 
     def expect_used(self) -> None:
+        if self.awaited is not None:
+            raise RuntimeError("len() of what a mask chooses, which depends on values; a tensor may be divided by it")
         if not all(self._used):
             raise RuntimeError("Python asks whether a mask holds anywhere (mask.any()), which depends on values, and does not choose by it; compute both ways, and choose by torch.where")
 
@@ -405,7 +424,7 @@ def _put_back(args: tuple, own: Chosen) -> None:
     if isinstance(getattr(mask, _PLACES, None), tuple):
         y.copy_(_put_along(y, *getattr(mask, _PLACES), rows, own))
         return
-    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key
+    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key and own.mask.shape[0] == mask.numel()
     if not same or y.shape[: mask.dim()] != mask.shape:
         raise RuntimeError("writing what one mask chose where another one holds")
     y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
@@ -448,10 +467,12 @@ def _added_back(name: str, x: Tensor, dim: int, index: Tensor, rows: Tensor, own
     return x.copy_(total) if name.endswith("_") else total
 
 
-def _is_last_kept(args: tuple, kwargs: dict, name: str) -> bool:
-    """[1, rows, n] as [-1, n]."""
-    sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-    return name in ("view", "reshape") and tuple(sizes) == (-1, *args[0].shape[2:])
+def _is_led_away(args: tuple, kwargs: dict, name: str) -> bool:
+    """[1, rows, n] as [rows, n]."""
+    if name in ("squeeze", "select", "__getitem__"):
+        is_said = all(type(i) is int and i == 0 for i in args[1:]) and len(args) == (3 if name == "select" else 2)
+        return not kwargs and (is_said or (name == "squeeze" and len(args) == 1 and 1 not in args[0].shape[1:]))
+    return name in ("view", "reshape") and _sizes_of(args, kwargs) == (-1, *args[0].shape[2:])
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -464,10 +485,11 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     if not several:
         return None
     own, name = several[0], getattr(func, "__name__", "")
+    kwargs = {_BY_NUMPY.get(k, k): v for k, v in kwargs.items()}
     if not args:  # all by name
         first = "input" if "input" in kwargs else next(iter(kwargs))
         args, kwargs = (kwargs[first],), {k: v for k, v in kwargs.items() if k != first}
-    if any(other.key != own.key for other in several):
+    if any(other.key != own.key or other.mask.shape != own.mask.shape for other in several):
         raise RuntimeError("what two masks choose meets here; a plan cannot know that they choose alike. Choose by one mask, or compare all and multiply by the mask")
     if name in _OF_FORM or (name == "__get__" and getattr(func, "__self__", None) in _FIELDS):
         return (func(*args, **kwargs),)
@@ -479,52 +501,96 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         return (_scattered_back(*args, own),)
     if name in ("index_add_", "index_add") and len(several) == 1 and chosen(args[3]) is not None:
         return (_added_back(name, *args[:4], own),)
-    if getattr(args[0], _LEADS, False) and (name in ("squeeze", "select") or name == "__getitem__" or _is_last_kept(args, kwargs, name)):
+    if getattr(args[0], _LEADS, False) and _is_led_away(args, kwargs, name):
         return (marked(args[0].reshape(args[0].shape[1:]), own),)
-    if name.endswith("_") and not name.endswith("__") and chosen(args[0]) is not None:
+    if name in ("to", "type_as") and chosen(args[0]) is None:
+        return (func(*args, **kwargs),)
+    is_written = name.endswith("_") and not name.endswith("__") and chosen(args[0]) is not None
+    if is_written:
         name = name[:-1]  # into a tensor of its own, which what was chosen is
+    result = None if any(getattr(t, _LEADS, False) for t in tensors) else _of_each_row(func, name, args, kwargs, own, tensors, is_written)
+    if result is None:
+        raise RuntimeError(
+            f"{name.strip('_') or func} of what a mask chose, x[mask], whose number of rows depends on values; followed are what treats each row for itself (arithmetic, layers, and along"
+            " a dimension but the first: softmax, max, sort, cat, ...), and of all that was chosen sum, mean, norm, var, std, amax, amin and losses. Else keep all rows, and leave out by"
+            " torch.where or multiply by the mask what is not to count"
+        )
+    return (result,)
+
+
+def _of_each_row(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen, tensors: list[Tensor], is_written: bool) -> Any:
+    """The result of what treats each row for itself, or reduces those that count; None of anything else."""
+    x = args[0]
     if name == "__getitem__" and _is_of_columns(args):
-        return (marked(func(*args, **kwargs), own),)
-    if name in _OF_FIRST and chosen(args[0]) is not None and len(several) == 1 and (args[0].dim() > 1 or name == "embedding") and args[1].dim() <= 2:
-        return (marked(func(*args, **kwargs), own),)
-    if name in _BY_ROWS and _stands_beside(tensors):
-        return (marked(func(*args, **kwargs), own),)
-    if name == "squeeze" and len(args) == 1 and not kwargs and args[0].dim() > 1:
-        return (marked(args[0].squeeze(tuple(d for d in range(1, args[0].dim()) if args[0].shape[d] == 1)), own),)
-    if name in _ALONG and _dim_of(args, kwargs, args[0], name) not in (None, 0):
-        return (marked(func(*args, **kwargs), own),)
-    if name in ("chunk", "split") and _dim_of(args, {"dim": 0} | kwargs, args[0], name) != 0:
-        return (marked(func(*args, **kwargs), own),)
-    if name in ("sum", "mean", "nansum"):
-        return (_reduced(func, name, args, kwargs, own),)
+        return marked(func(*args, **kwargs), own)
+    if name in _OF_FIRST and chosen(x) is not None and sum(chosen(t) is not None for t in tensors) == 1 and (x.dim() > 1 or name == "embedding") and args[1].dim() <= 2:
+        return marked(func(*args, **kwargs), own)
+    if name in _JOINING:
+        return marked(func(*args, **kwargs), own) if _joins_columns(name, args, kwargs) else None
+    if name in ("max", "min") and (other := kwargs.get("other", args[1] if len(args) > 1 else None)) is not None and isinstance(other, Tensor):
+        name = name + "imum"
+    given = _away_from_0(args, kwargs, own) if name in _SINGULAR and not _is_regular(name, args) else (args, kwargs)
+    if name in _BY_ROWS and _stands_beside(tensors) and not (name == "where" and len(args) == 1):
+        if is_written and given[0] is not args:
+            return marked(x.copy_(getattr(Tensor, name)(*given[0], **given[1])), own)
+        return marked(func(*given[0], **given[1]), own)
+    if name == "squeeze" and len(args) == 1 and not kwargs and x.dim() > 1:
+        return marked(x.squeeze(tuple(d for d in range(1, x.dim()) if x.shape[d] == 1)), own)
+    if name in _ALONG and _is_along(name, args, kwargs, tensors):
+        return marked(func(*given[0], **given[1]), own)
+    if name in ("sum", "mean", "nansum", "var", "std", *_NEUTRAL):
+        return _reduced(func, name, args, kwargs, own)
     if name in ("cross_entropy", "nll_loss"):
-        return (_cross_entropy(func, args, kwargs, own),)
+        return _cross_entropy(func, args, kwargs, own)
     if name in _LOSSES and _stands_beside(tensors):
-        return (_loss(func, args, kwargs, own),)
-    if name in ("view", "reshape") and own.width > 1 and args[0].dim() == 1 and len(args) > 1 and tuple(args[1] if isinstance(args[1], (tuple, list)) else args[1:]) == (-1, own.width):
-        rows = own.of_rows()
-        return (marked(func(*args, **kwargs), rows),)
-    if name in ("view", "reshape", "flatten") and _keeps_rows(args, kwargs, name):
-        return (marked(func(*args, **kwargs), own),)
-    raise RuntimeError(
-        f"{name.strip('_') or func} of what a mask chose, x[mask], whose number of rows depends on values; sums, means and losses of it are followed, and what treats"
-        " each row for itself. Else keep all rows, and leave out by torch.where or multiply by the mask what is not to count"
-    )
+        return _loss(func, args, kwargs, own)
+    if name in ("view", "reshape", "flatten", "ravel") and (rows := _rows_of_view(name, args, kwargs, own)) is not None:
+        return marked(func(*args, **kwargs), rows)
+    return None
 
 
+_BY_NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # names that PyTorch takes as well
 _FIELDS = (Tensor.dtype, Tensor.device, Tensor.requires_grad, Tensor.ndim, Tensor.layout, Tensor.is_sparse)  # type: ignore[attr-defined]
 
 
 def _dim_of(args: tuple, kwargs: dict, x: Tensor, name: str = "") -> Optional[int]:
-    default = {"normalize": 1, "cosine_similarity": 1}.get(name)
-    place = {"normalize": 2, "cosine_similarity": 2, "norm": 2, "chunk": 2, "split": 2}.get(name, 1)
-    dim = args[place] if len(args) > place else kwargs.get("dim", default)
-    if isinstance(dim, (tuple, list)):
-        dims = [d % max(x.dim(), 1) for d in dim]
-        return 0 if 0 in dims else (dims[0] if dims else None)
-    if not isinstance(dim, int):
+    """The dimension along which something is done, 0 if that is among several; None where it is of all."""
+    place = _DIM_AT.get(name, 1)
+    dim = args[place] if len(args) > place else kwargs.get("dim", _DIM_UNSAID.get(name))
+    if dim is None or isinstance(dim, bool):  # var(True) is of all, with unbiased=True
         return None
-    return dim % (x.dim() + (name == "unsqueeze"))
+    if isinstance(dim, (tuple, list)):
+        dims = [operator.index(d) % max(x.dim(), 1) for d in dim]
+        return 0 if 0 in dims else (dims[0] if dims else None)
+    return operator.index(dim) % max(x.dim() + (name == "unsqueeze"), 1)
+
+
+def _is_along(name: str, args: tuple, kwargs: dict, tensors: list[Tensor]) -> bool:
+    """Whether something is done along a dimension of each row."""
+    if name == "gather" and any(chosen(t) is None for t in tensors):
+        return False
+    if name == "cosine_similarity" and not _stands_beside(tensors):
+        return False
+    return chosen(args[0]) is not None and _dim_of(args, kwargs, args[0], name) not in (None, 0)
+
+
+def _joins_columns(name: str, args: tuple, kwargs: dict) -> bool:
+    """Whether tensors of the same rows are joined row by row."""
+    parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    ranks = {t.dim() if chosen(t) is not None else 0 for t in parts}
+    return 0 not in ranks and len(ranks) == 1 and operator.index(dim) % (ranks.pop() + _JOINING[name]) != 0
+
+
+def _away_from_0(args: tuple, kwargs: dict, own: Chosen) -> tuple[tuple, dict]:
+    """With 1 in rows that do not count: what such have of an infinite derivative is 0 * inf, and would come to the weights of a layer before."""
+    return pytree.tree_map_only(Tensor, lambda t: _with_others_as(t, own, 1) if chosen(t) is not None and t.is_floating_point() else t, (args, kwargs))
+
+
+def _is_regular(name: str, args: tuple) -> bool:
+    """Whether a function that is singular at 0 is not, of these."""
+    if name in _DIVISIONS:
+        return len(args) > 1 and chosen(args[1]) is None
+    return name in ("pow", "__pow__") and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] >= 1
 
 
 def _stands_beside(tensors: list[Tensor]) -> bool:
@@ -537,21 +603,43 @@ def _stands_beside(tensors: list[Tensor]) -> bool:
 def _is_of_columns(args: tuple) -> bool:
     """x[:, ...] of all rows."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    plain = chosen(args[0]) is not None and not any(isinstance(i, Tensor) for i in index)
-    return plain and (index[0] == slice(None) or (index[0] is Ellipsis and len(index) - 1 < args[0].dim()))
+    plain = chosen(args[0]) is not None and not any(isinstance(i, (Tensor, bool)) for i in index) and sum(isinstance(i, list) for i in index) <= 1
+    return plain and (index[0] == slice(None) or (index[0] is Ellipsis and sum(i is not None for i in index[1:]) < args[0].dim()))
 
 
-def _keeps_rows(args: tuple, kwargs: dict, name: str) -> bool:
-    x = args[0]
-    if name == "flatten":
-        return x.dim() == 1 or (args[1] if len(args) > 1 else kwargs.get("start_dim", 0)) == 1
+def _sizes_of(args: tuple, kwargs: dict) -> tuple:
+    """Those that are given to view or reshape."""
     sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-    sizes = tuple(sizes) or tuple(kwargs.get("shape", ()))
-    return len(sizes) == x.dim() and sizes[0] == -1 and tuple(sizes[1:]) == tuple(x.shape[1:])
+    return tuple(sizes) or tuple(kwargs.get("shape", kwargs.get("size", ())))
+
+
+def _rows_of_view(name: str, args: tuple, kwargs: dict, own: Chosen) -> Optional[Chosen]:
+    """What counts of the rows of a view: [-1, ...] keeps rows, or makes several of each, or one of several that count alike."""
+    x = args[0]
+    if name in ("flatten", "ravel"):
+        start = args[1] if len(args) > 1 else kwargs.get("start_dim", 0)
+        end = args[2] if len(args) > 2 else kwargs.get("end_dim", -1)
+        if start % x.dim() > 0:
+            return own
+        rest = tuple(x.shape[end % x.dim() + 1 :])
+    else:
+        first, *rest = _sizes_of(args, kwargs) or (0,)  # type: ignore[assignment]
+        if first != -1 or any(type(n) is not int or n < 1 for n in rest):
+            return None
+    before, after = math.prod(x.shape[1:]), math.prod(rest)
+    if before % after == 0:
+        return own.in_rows(own.mask.shape[0] * (before // after))
+    together = after // before if after % before == 0 else 0
+    return own.in_rows(own.mask.shape[0] // together) if together and own.width % together == 0 else None
 
 
 def _counting(x: Tensor, own: Chosen) -> Tensor:
-    return torch.where(_beside(own.mask, x), x, torch.zeros((), dtype=x.dtype))
+    return _with_others_as(x, own, 0)
+
+
+def _with_others_as(x: Tensor, own: Chosen, value: float) -> Tensor:
+    """The rows that count; those of others are a value, and take no gradient, be it infinite."""
+    return torch.where(_beside(own.mask, x), x, torch.full((), value, dtype=x.dtype))
 
 
 def _number(x: Tensor, own: Chosen) -> Tensor:
@@ -564,14 +652,54 @@ def _rows(own: Chosen) -> Tensor:
     return count.clamp(min=1) if own.may_be_none else count
 
 
-def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) -> Tensor:
-    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if dim is not None and _dim_of(args, kwargs, x) != 0:
+def _unless_none(result: Tensor, own: Chosen) -> Tensor:
+    """The largest of nothing is not a number, as the mean of nothing is, and 0 where Python has asked whether there is any."""
+    if own.may_be_none:
+        return torch.where(own.mask.any(), result, torch.zeros((), dtype=result.dtype))
+    own.is_divided = True
+    return result + torch.zeros((), dtype=result.dtype) / own.mask.any()
+
+
+def _reduced(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen) -> Optional[Tensor]:
+    """Along a row, or over all rows that count."""
+    x = args[0]
+    if name in ("var", "std"):
+        return _spread(name, *args, own=own, **kwargs)
+    if (dim := _dim_of(args, kwargs, x, name)) not in (None, 0):
         return marked(func(*args, **kwargs), own)
-    if dim is not None and (isinstance(dim, (tuple, list)) or kwargs.get("keepdim") or len(args) > 2):
-        raise RuntimeError(f"{name} of what a mask chose along several dimensions; take it along one after the other")
-    total = _counting(x, own).sum() if dim is None else _counting(x, own).sum(0)
-    return total / (_number(x, own) if dim is None else _rows(own).to(x.dtype)) if name == "mean" else total
+    if name == "mean":
+        total = torch.sum(_counting(x, own), *args[1:], **kwargs) if len(args) > 1 or kwargs else _counting(x, own).sum()
+        return total / (_rows(own).to(total.dtype if total.is_floating_point() else torch.float32) * (x.numel() // x.shape[0] // max(total.numel(), 1)))
+    if name in ("sum", "nansum"):
+        return func(_counting(x, own), *args[1:], **kwargs)
+    if not x.is_floating_point() or (name in ("max", "min") and dim is not None):
+        return None  # whose places are none among all rows
+    if name in ("amax", "amin", "max", "min"):  # of nothing, which PyTorch has an error for
+        return _unless_none(func(_with_others_as(x, own, _NEUTRAL[name]), *args[1:], **kwargs), own)
+    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord", 2))
+    is_plain = order in (1, 2) or (order in (None, "fro") and name != "linalg_vector_norm")
+    return func(_counting(x, own), *args[1:], **kwargs) if is_plain else None
+
+
+def _spread(name: str, x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, own: Chosen, correction: Optional[float] = 1) -> Tensor:
+    """The variance, or its root, of all that count. At 0 the root has the gradient 0, as PyTorch's has."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    dims = tuple(range(x.dim())) if dim is None else dim
+    total = _counting(x, own).sum(dims, keepdim=True)
+    number = own.mask.sum().to(x.dtype) * (x.numel() // x.shape[0] // total.numel())
+    less = 1 if correction is None else correction
+    freedom = (number - (less if unbiased else 0)).clamp(min=0)
+    if own.may_be_none:
+        freedom = torch.where(own.mask.any(), freedom, torch.ones((), dtype=x.dtype))
+        number = number.clamp(min=1)
+    own.is_divided |= not own.may_be_none
+    result = _counting(x - total / number, own).square().sum(dims, keepdim=keepdim) / freedom
+    if name == "var":
+        return result
+    zero = result == 0
+    root = torch.where(zero, torch.ones((), dtype=x.dtype), result).sqrt()
+    return torch.where(zero, torch.zeros((), dtype=x.dtype), root)
 
 
 def _cross_entropy(func: Callable, args: tuple, kwargs: dict, own: Chosen) -> Tensor:

@@ -1,7 +1,7 @@
 """How many rows a mask chooses, where Python asks: ``idx.size(0) > 0``, ``len(y[mask]) == 0``, ``total / idx.numel()``.
 
-The number depends on values. Whether it is above 0 is answered as ``mask.any()`` is (chosen.py); a tensor is divided by it as a tensor, and a reshape that keeps
-the rows keeps them. All else that Python would do with a number is refused.
+The number depends on values. Whether it is above 0 is answered as ``mask.any()`` is (chosen.py); a tensor is divided by it, or by ``max(1, it)``, as a
+tensor, and a reshape that keeps the rows keeps them. All else that Python would do with a number is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked
+from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, treated
 
-_REFUSED = "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it. Else take mask.sum()"
+_REFUSED = (
+    "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it or by max(1, it), where len()"
+    " stands in the division itself. Else take mask.sum(), and mask.sum().clamp(min=1)"
+)
+_AWAITED = (1 << 40) + 87  # a length that is divided by at once; no other number
 _DIVISIONS = frozenset("div true_divide divide __truediv__ __div__".split())
 _OTHERS = "add radd sub rsub mul rmul floordiv rfloordiv mod rmod pow rpow truediv rtruediv neg abs int index float hash and or xor lshift rshift".split()
 
@@ -26,19 +30,19 @@ _OTHERS = "add radd sub rsub mul rmul floordiv rfloordiv mod rmod pow rpow trued
 class Count(torch.SymInt):
     """So many rows as a mask chooses, each ``times`` elements. A SymInt is what PyTorch takes for a size without asking which."""
 
-    def __init__(self, of: Chosen, times: int, asked: Asked):
-        self.of, self.times, self.asked = of, times, asked
+    def __init__(self, of: Chosen, times: int, asked: Asked, least: int = 0):
+        self.of, self.times, self.asked, self.least = of, times, asked, least
 
     def tensor(self, like: Tensor) -> Tensor:
         count = self.of.mask.sum() * self.times
-        if self.asked.has(self.of.key):
+        if self.least == 1 or self.asked.has(self.of.key):
             count = count.clamp(min=1)
         else:
             self.asked.divides(self.of)
         return count.to(like.dtype if like.is_floating_point() else torch.float32)
 
     def is_same(self, other: Any) -> bool:
-        return isinstance(other, Count) and other.times == self.times and other.of.key == self.of.key and other.of.mask.shape == self.of.mask.shape
+        return isinstance(other, Count) and other.times == self.times and other.least == self.least == 0 and other.of.key == self.of.key and other.of.mask.shape == self.of.mask.shape
 
     def __bool__(self) -> bool:
         return self._compared("ne", 0, sys._getframe(1))
@@ -51,7 +55,7 @@ class Count(torch.SymInt):
 
         if self.is_same(other):
             return name in ("eq", "le", "ge")
-        if type(other) is not int or (name, other) not in OF_NONE:
+        if type(other) is not int or (name, other) not in OF_NONE or self.least:
             raise RuntimeError(_REFUSED)
         answer = expected_of(frame)
         return self.asked.of_count(self.of.key, OF_NONE[name, other]) if answer is None else answer
@@ -78,6 +82,8 @@ def has_count(args: tuple) -> bool:
 def number_of(func: Callable, args: tuple, kwargs: dict, asked: Asked) -> Optional[tuple]:
     """The size, length or number of elements of what a mask chooses or of its places, as (result,); None where this is another call."""
     name, x = getattr(func, "__name__", ""), args[0] if args else None
+    if asked.awaited is not None:
+        return (_divided_by_awaited(func, args, asked),)
     is_shape = name == "__get__" and getattr(func, "__self__", None) is Tensor.shape
     of = counted(x) if is_shape or name in ("size", "numel", "nelement", "__len__") else None
     if of is None:
@@ -100,6 +106,9 @@ def with_count(func: Callable, args: tuple, kwargs: dict) -> tuple:
     name, x = getattr(func, "__name__", ""), args[0] if args else None
     if name in _DIVISIONS and isinstance(x, Tensor) and isinstance(args[1], Count) and not kwargs:
         return None, (x, args[1].tensor(x))
+    if func is torch.sym_max and (1 in args or 0 in args):  # which max() is while a model is exported
+        count = next(a for a in args if isinstance(a, Count))
+        return Count(count.of, count.times, count.asked, least=max(count.least, int(1 in args))), ()
     sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else tuple(args[1:])
     is_first = bool(sizes) and isinstance(sizes[0], Count) and sizes[0].times == 1 and not has_count(sizes[1:])
     if is_first and isinstance(x, Tensor) and (of := counted(x)) is not None and sizes[0].is_same(Count(of, 1, sizes[0].asked)) and not kwargs:
@@ -124,16 +133,37 @@ def _length(of: Chosen, asked: Asked) -> int:
     comparison = None if frame is None else _comparison(frame)
     if comparison is None:
         raise RuntimeError(_REFUSED)
+    if comparison[0] == "div":
+        asked.awaited = Count(of, 1, asked, least=comparison[1])
+        return _AWAITED
     answer = expected_of(frame)
     answer = asked.of_count(of.key, OF_NONE[comparison]) if answer is None else answer
     return max(of.mask.numel(), 1) if answer == OF_NONE[comparison] else 0
 
 
+def _divided_by_awaited(func: Callable, args: tuple, asked: Asked) -> Any:
+    """The one call that may follow when Python has been given a length: tensor / length."""
+    count, asked.awaited = asked.awaited, None
+    if getattr(func, "__name__", "") not in _DIVISIONS or len(args) != 2 or not isinstance(args[0], Tensor) or type(args[1]) is not int or args[1] != _AWAITED:
+        raise RuntimeError(_REFUSED)
+    args = (args[0], count.tensor(args[0]))
+    result = treated(func, args, {})
+    return func(*args) if result is None else result[0]
+
+
 _NAMES = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
 
+def _beside_1(node: ast.AST) -> Optional[ast.expr]:
+    """x of max(1, x) or max(x, 1)."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "max" or len(node.args) != 2 or node.keywords:
+        return None
+    is_1 = [isinstance(n, ast.Constant) and type(n.value) is int and n.value == 1 for n in node.args]
+    return node.args[is_1.index(False)] if sum(is_1) == 1 else None
+
+
 def _comparison(frame: FrameType) -> Optional[tuple[str, int]]:
-    """What the call that a frame is at is compared with, where it is compared with a number at once, or decides as it is."""
+    """What the call that a frame is at is compared with, where it is compared with a number at once, or decides as it is; or that something is divided by it."""
     line, end, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     return _compared_calls(frame.f_code.co_filename).get((line, end, column, end_column))  # type: ignore[arg-type]
 
@@ -147,7 +177,7 @@ def _compared_calls(file: str) -> dict[tuple[int, int, int, int], tuple[str, int
     found = {}
 
     def note(node: ast.expr, name: str, other: int) -> None:
-        if isinstance(node, ast.Call) and (name, other) in OF_NONE:
+        if isinstance(node, ast.Call) and ((name, other) in OF_NONE or (name == "div" and isinstance(node.func, ast.Name) and node.func.id == "len")):
             found[node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0] = name, other
 
     for node in ast.walk(tree):
@@ -155,6 +185,9 @@ def _compared_calls(file: str) -> dict[tuple[int, int, int, int], tuple[str, int
             note(node.left, _NAMES.get(type(node.ops[0]), ""), node.comparators[0].value)
         for test in _tests(node):
             note(test, "ne", 0)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            of_max = _beside_1(node.right)
+            note(node.right if of_max is None else of_max, "div", 0 if of_max is None else 1)
     return found  # type: ignore[return-value]
 
 
