@@ -368,7 +368,7 @@ class Asked:
         self._used.append(False)
         for own in [part for own in self._chosen for part in own.family.values()]:
             if own.key == key and own.is_divided and not own.may_be_none:
-                raise RuntimeError("a mean of what a mask chose is taken before Python asks whether it chose any; ask before")
+                raise RuntimeError("a mean (or var, max, ...) of what a mask chose is taken before Python asks whether it chose any; ask before")
             own.may_be_none |= own.key == key
         return answer
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, treated
 
 _REFUSED = (
-    "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it or by max(1, it), where len()"
-    " stands in the division itself. Else take mask.sum(), and mask.sum().clamp(min=1)"
+    "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it or by max(1, it). Take"
+    " x[mask].shape[0] for len(x[mask]), which is followed in the division itself alone, and mask.sum() or mask.sum().clamp(min=1) for anything else"
 )
 _AWAITED = (1 << 40) + 87  # a length that is divided by at once; no other number
 _DIVISIONS = frozenset("div true_divide divide __truediv__ __div__".split())
@@ -106,9 +106,10 @@ def with_count(func: Callable, args: tuple, kwargs: dict) -> tuple:
     name, x = getattr(func, "__name__", ""), args[0] if args else None
     if name in _DIVISIONS and isinstance(x, Tensor) and isinstance(args[1], Count) and not kwargs:
         return None, (x, args[1].tensor(x))
-    if func is torch.sym_max and (1 in args or 0 in args):  # which max() is while a model is exported
-        count = next(a for a in args if isinstance(a, Count))
-        return Count(count.of, count.times, count.asked, least=max(count.least, int(1 in args))), ()
+    if func is torch.sym_max and {type(a) for a in args} == {int, Count}:  # as which max() is called while a model is exported
+        count, least = sorted(args, key=lambda a: type(a) is int)
+        if least in (0, 1):
+            return Count(count.of, count.times, count.asked, max(count.least, least)), ()
     sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else tuple(args[1:])
     is_first = bool(sizes) and isinstance(sizes[0], Count) and sizes[0].times == 1 and not has_count(sizes[1:])
     if is_first and isinstance(x, Tensor) and (of := counted(x)) is not None and sizes[0].is_same(Count(of, 1, sizes[0].asked)) and not kwargs:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import plimsoll
 from cases import weighted
 from plimsoll.errors import Unsupported
 from support import assert_same, both, floats, integers, start
@@ -136,6 +140,16 @@ def by_columns(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return y[places[:, 0], places[:, 1]].tanh().sum() / places.shape[0] + y.sum() / (labels == 2).sum().item()
 
 
+def by_number(total: Tensor, number: int) -> Tensor:
+    return total / max(1, number)
+
+
+def put_back_elements(y: Tensor, labels: Tensor) -> Tensor:
+    out = y.clone()
+    out[labels >= 0] = y[labels >= 0].reshape(-1)
+    return out.sum()
+
+
 LOSSES = {
     "as_deberta": as_deberta,
     "if_so_many": if_so_many,
@@ -165,6 +179,7 @@ LOSSES = {
     "without_columns": lambda m, y, t: F.mse_loss(y[..., :1][t >= 0].squeeze(), y[..., 1][t >= 0], size_average=False),
     "by_name": lambda m, y, t: F.mse_loss(input=y[t >= 0], target=y[t >= 0].detach() + 1) + F.cross_entropy(input=y[t >= 0], target=t[t >= 0]),
     "the_old_way": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], size_average=False) + nn.CrossEntropyLoss(reduce=False)(y[t > 0], t[t > 0]).mean(),
+    "texts": lambda m, y, t: F.cross_entropy(y[t[:, 0] >= 0].view(-1, 5), t[t[:, 0] >= 0].reshape(-1)),
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
     "put_back": put_back,
     "by_experts": by_experts,
@@ -187,7 +202,21 @@ def test_what_a_mask_chooses(kind):
 
 
 REFUSED = {
-    "how_many": (lambda m, y, t: y[t >= 0].sum() / len(y[t >= 0]), "how|whose number of rows depends on values"),
+    "one_by_a_length": (lambda m, y, t: y[t >= 0].sum() * (1.0 / len(y[t >= 0])), "how many rows a mask chooses"),
+    "a_length_by_name": (lambda m, y, t: by_number(y[t >= 0].sum(), len(y[t >= 0])), "shape.0. for len"),
+    "at_least_two": (lambda m, y, t: y[t >= 0].sum() / max(2, y[t >= 0].shape[0]), "how many rows a mask chooses"),
+    "at_most_one": (lambda m, y, t: y[t >= 0].sum() / min(y[t >= 0].shape[0], 1), "how many rows a mask chooses"),
+    "a_maximum_before_it_asks": (lambda m, y, t: len_of_some(y[t >= 0].max(), y[t >= 0]), "before Python asks"),
+    "elements_before_it_asks": (lambda m, y, t: len_of_some(y[t >= 0].reshape(-1).std(), y[t >= 0]), "before Python asks"),
+    "the_place_of_a_maximum": (lambda m, y, t: y[t >= 0].max(0)[0].sum(), "max of what a mask chose.*amax"),
+    "joined_with_all_rows": (lambda m, y, t: torch.cat([y[t >= 0], y.flatten(0, 1)], 1).sum(), "cat of what a mask chose"),
+    "one_below_the_other": (lambda m, y, t: torch.stack([y[t >= 0], y[t >= 0]]).square().sum(), "stack of what a mask chose"),
+    "places_in_all_rows": (lambda m, y, t: y.flatten(0, 1).gather(1, y[t >= 0].argmax(1, keepdim=True)).sum(), "gather of what a mask chose"),
+    "columns_of_all_rows": (lambda m, y, t: y.flatten(0, 1).index_select(1, y[t >= 0].argmax(1)).sum(), "index_select of what a mask chose"),
+    "chosen_of_what_was_chosen": (lambda m, y, t: torch.where(y[t >= 0][:, 0] > 0)[0].sum() * y.sum(), "where of what a mask chose"),
+    "another_norm": (lambda m, y, t: y[t >= 0].norm(-math.inf), "norm of what a mask chose"),
+    "other_rows_of_the_same": (lambda m, y, t: (y[t >= 0][:, :4].reshape(-1, 2) * y[t >= 0][:, :2]).sum(), "two masks"),
+    "elements_put_back": (lambda m, y, t: put_back_elements(y, t), "another one"),
     "a_number": (lambda m, y, t: y[t >= 0].sum() * (1.0 / y[t >= 0].shape[0]), "how many rows a mask chooses"),
     "so_many_times": (lambda m, y, t: sum(y[i].sum() for i in range(y[t >= 0].shape[0])), "how many rows a mask chooses"),
     "above_two": (lambda m, y, t: y[t >= 0].sum() if (t >= 0).nonzero().size(0) > 2 else y.sum(), "how many rows a mask chooses"),
@@ -216,6 +245,113 @@ def test_what_asks_how_many_they_are_is_refused(kind):
     body, told = REFUSED[kind]
     with pytest.raises(Unsupported, match=told):
         both(start(Model(body)), batch(3))
+
+
+def of(y: Tensor, labels: Tensor) -> Tensor:
+    return y[labels >= 0]
+
+
+def goal(y: Tensor, labels: Tensor) -> Tensor:
+    return of(y.detach().roll(1, 1) * 0.7 + 0.1, labels)
+
+
+ROW_BY_ROW = {
+    "of_two": lambda m, y, t: (torch.min(of(y, t)[:, 2:4], goal(y, t)[:, 2:4]) - torch.max(of(y, t)[:, :2], other=goal(y, t)[:, :2])).clamp(-2).prod(1).sum(),
+    "of_a_number": lambda m, y, t: torch.max(of(y, t), torch.tensor(0.25, dtype=y.dtype)).sum(),
+    "largest": lambda m, y, t: (of(y, t).max(1)[0] * of(y, t).min(dim=1, keepdim=True).values[:, 0]).sum() + (of(y, t).max(1).indices * of(y, t)[:, 0]).sum(),
+    "spread": lambda m, y, t: of(y, t).var(1).sum() + of(y, t).var(-1, unbiased=False).sum() + of(y, t).std(1, correction=0).sum(),
+    "sorted": lambda m, y, t: of(y, t).sort(1)[0][:, 0].sum() + torch.sort(of(y, t), descending=True).values[:, 1].square().sum() + of(y, t).median(1)[0].sum(),
+    "order": lambda m, y, t: of(y, t).gather(1, of(y, t).argsort(1))[:, 1].square().sum() + of(y, t).topk(2)[0].square().sum(),
+    "columns": lambda m, y, t: (lambda a, b, c, d, e: (a * b - c * d / (e.square() + 1)).sum())(*of(y, t).unbind(1)),
+    "swapped": lambda m, y, t: torch.cat(of(y, t).chunk(2, 1)[::-1], 1).sub(goal(y, t)).abs().sum() + sum((p * i).sum() for i, p in enumerate(of(y, t).split([2, 3], dim=-1))),
+    "stacked": lambda m, y, t: (torch.stack([of(y, t)[:, 0], of(y, t)[:, 3]], -1) * torch.stack((of(y, t)[:, 1], of(y, t)[:, 2]), dim=1)).sum(),
+    "elements": lambda m, y, t: (of(y, t) - goal(y, t)).reshape(-1).square().sum() + of(y, t).flatten().abs().view(-1, 5).sum(1).sqrt().sum(),
+    "other_rows": lambda m, y, t: of(y, t)[:, :4].reshape(-1, 2).softmax(1).square().sum(1).sqrt().sum() + of(y, t)[:, :4].reshape(-1, 2, 2).sum(1).square().sum(),
+    "by_numpys_names": lambda m, y, t: of(y, t).sum(axis=1).square().sum() + of(y, t).mean(axis=1, keepdims=True).square().sum(),
+    "norms": lambda m, y, t: (of(y, t) - goal(y, t)).norm() + torch.linalg.norm(of(y, t)) + of(y, t).norm(1) + of(y, t).norm(dim=0).sum(),
+    "infinite_behind_a_layer": lambda m, y, t: m.free(of(y, t)).square().sum(1).sqrt().sum() + m.free(of(y, t)).std(1).sum() + (m.scale / of(y, t)).tanh().sum(),
+    "divided_by_itself": lambda m, y, t: (lambda h: (h / h.sum(1, keepdim=True)).tanh().sum() + h.clone().div_(h.norm(dim=1, keepdim=True)).sum())(m.free(of(y, t))),
+    "guarded_length": lambda m, y, t: of(y, t).sum() / max(1, len(of(y, t))) + of(y, t).square().sum(1).sum() / max(len(t[t >= 0]), 1) + y.sum() / max(1, len(torch.where(t >= 0)[0])),
+    "guarded_number": lambda m, y, t: of(y, t).sum() / max(1, of(y, t).shape[0]) + of(y, t).square().sum() / max(of(y, t).reshape(-1).numel(), 1),
+    "guarded_sum": lambda m, y, t: of(y, t).sum() / max(1, (t >= 0).sum()) + of(y, t).square().sum() / max((t >= 0).sum().item(), 1),
+}
+OF_ALL = {
+    "mean_of_elements": lambda m, y, t: of(y, t).reshape(-1).square().mean() + F.mse_loss(of(y, t).view(-1), goal(y, t).ravel()),
+    "deviation": lambda m, y, t: of(y, t).std() + of(y, t).std(unbiased=False) + of(y, t).std(0, False).sum(),
+    "variance": lambda m, y, t: of(y, t).var() + torch.var(of(y, t), dim=0, correction=0).sum() + of(y, t).var(False) + of(y, t).reshape(-1).var(True),
+    "means": lambda m, y, t: of(y, t).mean((0, 1)) + of(y, t).mean(0, keepdim=True).square().sum(),
+    "lengths": lambda m, y, t: of(y, t).sum() / len(of(y, t)),
+}  # not a number where nothing is chosen
+LARGEST = {
+    "largest_of_all": lambda m, y, t: of(y, t).max() - of(y, t).min() * 2 + of(y, t).amax(0).square().sum() + torch.amin(of(y, t), (0, 1), keepdim=True).sum(),
+}  # an error there
+
+
+class WithFree(Model):
+    def __init__(self, body):
+        super().__init__(body)
+        self.free, self.scale = nn.Linear(5, 3, bias=False), nn.Parameter(torch.ones(()))
+
+
+def batches() -> dict[str, tuple[Tensor, Tensor]]:
+    x, labels = batch(5)
+    none = torch.full_like(labels, -100)
+    one = none.clone()
+    one[2, 0] = 3
+    return {"some": (x, labels), "none": (x, none), "all": (x, labels.clamp(min=1)), "one": (x, one)}
+
+
+ONE_BY_ONE = ROW_BY_ROW | OF_ALL | LARGEST
+
+
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
+def test_so_many_rows_as_there_are(kind):
+    body = ONE_BY_ONE[kind]
+    model, captured = start(WithFree(body)), {}
+    for name, given in batches().items():
+        if (kind in LARGEST and name == "none") or (kind in ("deviation", "variance") and name == "one"):  # which PyTorch has an error or no number for
+            continue
+        result = both(model, batch(3), run_batch=given, **captured)
+        captured = {"captured": result.captured, "converted": result.converted}
+        if math.isnan(result.eager_loss):
+            assert math.isnan(result.file_loss) and name != "some"
+            result.eager_loss = result.file_loss = 0.0
+        assert_same(result)
+
+
+def test_the_largest_of_nothing_is_not_a_number():
+    """PyTorch has an error for it."""
+    model = start(WithFree(LARGEST["largest_of_all"]))
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), 0.1), example=batches()["some"], progress=False)
+    before = copy.deepcopy(model.state_dict())
+    assert math.isnan(step(batches()["none"]))
+    step.sync()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def row_by_row(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    return sum(body(m, y, labels) for body in ROW_BY_ROW.values())
+
+
+def of_all(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    return sum(body(m, y, labels) for body in (OF_ALL | LARGEST).values()) if (labels >= 0).any() else y.sum() * 0
+
+
+@pytest.mark.parametrize("body", [row_by_row, of_all])
+def test_steps_with_masks_of_varying_counts(body):
+    ours, theirs = start(WithFree(body)), start(WithFree(body))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=1e-3)
+    given = batches()
+    step = plimsoll.compile(ours, torch.optim.SGD(ours.parameters(), lr=1e-3), example=given["some"], progress=False)
+    for kind in ("some", "none", "all", "some"):
+        optimizer.zero_grad()
+        loss = theirs(*given[kind])
+        loss.backward()
+        optimizer.step()
+        assert step(given[kind]) == pytest.approx(float(loss), rel=1e-4, abs=1e-6), kind
+        step.sync()
+        for (name, mine), other in zip(ours.named_parameters(), theirs.parameters()):
+            assert torch.allclose(mine, other, rtol=1e-4, atol=1e-6), (kind, name)
 
 
 def test_a_known_mask():
