@@ -128,8 +128,9 @@ void GreedyPlacer::Room::take(int64_t begin, int64_t end) {
     return;
   }
   // [first, last) of what lies so near that there is no room between.
-  auto last = taken.end();
-  while (last != taken.begin() && begin - std::prev(last)->second >= size) --last;
+  const auto last = std::partition_point(taken.begin(), taken.end(), [&](const std::pair<int64_t, int64_t>& range) {
+    return begin - range.second < size;
+  });
   auto first = last;
   for (; first != taken.begin() && std::prev(first)->first - end < size; --first) {
     begin = std::min(begin, std::prev(first)->first);

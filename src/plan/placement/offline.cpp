@@ -27,7 +27,7 @@ constexpr size_t kManyItems = 10'000;         // of more, few bundles are made: 
 constexpr size_t kSearchItems = 2000;         // of more, only bundles are searched
 constexpr int64_t kGreedyLooks = 12'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
-constexpr int64_t kMendingLooks = 60'000'000;
+constexpr int64_t kMendingLooks = 60'000'000, kMendingLooksOfMany = 12'000'000;  // in each of many placements
 constexpr int64_t kFirstFitLooks = 100'000'000;  // at ranges of bytes: some 4 s
 constexpr int64_t kNearlyGood = 50;              // what is above the goal by no more than this part of it is mended
 // What greedy orders leave above the goal by more than this part of it seldom comes down to it. Of plans of the zoo's
@@ -64,12 +64,12 @@ class PartPlacer {
     for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
     one_of_many &= problem.items.size() > kFewItems;
     if (one_of_many) {
-      run_greedy(goal, limit);
+      run_greedy(goal, limit, kMendingLooksOfMany);
       hopeless_ = height_ - goal > goal / (is_small() ? kFarAbove : kFarAboveOfMany);
       if (hopeless_ || height_ <= goal) return;
     }
     if (with_bundles && place_bundles(goal, has_many() ? 2 : std::size(kChoices))) return;
-    if (!one_of_many) run_greedy(goal, limit);
+    if (!one_of_many) run_greedy(goal, limit, kMendingLooks);
     int64_t failed = goal;
     for (int n = 0;
          with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_ && in_time();
@@ -113,7 +113,7 @@ class PartPlacer {
   bool in_time() const { return deadline_ == Clock::time_point::max() || Clock::now() <= deadline_; }
 
   // Heights of `limit` and more are of no use.
-  void run_greedy(int64_t goal, int64_t limit) {
+  void run_greedy(int64_t goal, int64_t limit, int64_t mending_looks) {
     limit = std::min(limit, height_);
     for (const bool backwards : {false, true}) {  // takes no time, and is the lowest of all more often than not
       take(place_on_heap(problem_, Heap::Fit::best, backwards));
@@ -144,7 +144,7 @@ class PartPlacer {
     // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
     if (best_order.empty()) return;
     std::vector<int32_t> order = best_order;
-    const int64_t enough = looks_ + kMendingLooks;
+    const int64_t enough = looks_ + mending_looks;
     for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / kNearlyGood && in_time();
          ++pass) {
       try_order(order, INT64_MAX);

@@ -78,7 +78,11 @@ class Shelf {
 class Sweep {
  public:
   Sweep(const PlacementProblem& problem, const SweepChoice& choice, Clock::time_point deadline)
-      : problem_(problem), choice_(choice), deadline_(deadline), items_(problem.items), moment_(choice.moment) {
+      : problem_(problem),
+        choice_(of_whole_sizes(choice, problem)),
+        deadline_(deadline),
+        items_(problem.items),
+        moment_(choice.moment) {
     offsets_.assign(items_.size(), -1);
     for (const PlacementItem& item : items_) {
       mean_size_ += static_cast<double>(item.size) / static_cast<double>(items_.size());
@@ -108,6 +112,14 @@ class Sweep {
   }
 
  private:
+  // With a height that is a multiple of what all sizes have in common: then offsets from the top are, like those from the
+  // bottom, as aligned as sizes are.
+  static SweepChoice of_whole_sizes(SweepChoice choice, const PlacementProblem& problem) {
+    int64_t common = 0;
+    for (const PlacementItem& item : problem.items) common = std::gcd(common, item.size);
+    if (common > 0) choice.height -= choice.height % common;
+    return choice;
+  }
   bool lives_at_moment(const PlacementItem& item) const { return item.lower <= moment_ && moment_ < item.upper; }
   int64_t end(int32_t i) const { return offsets_[i] + items_[i].size; }
 

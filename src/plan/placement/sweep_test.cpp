@@ -107,6 +107,16 @@ TEST(Sweep, EndsWithNothingWhenTheTimeIsOver) {
   EXPECT_TRUE(result.offsets.empty());
 }
 
+// A planner's budget is any number of bytes.
+TEST(Placement, OfLargeSetsKeepsTheAlignmentWhateverTheCapacity) {
+  for (const int lifetimes : {2, 3, 4}) {
+    const std::vector<Buffer> buffers = make_set(lifetimes, 3, 2500, 1);
+    const int64_t bound = make_problem(buffers, 64).lower_bound;
+    const Placement placement = place_offline(buffers, {.alignment = 64, .capacity = {bound + 47}, .effort = 200'000});
+    EXPECT_EQ(judge(buffers, placement, 64), "") << lifetimes;
+  }
+}
+
 TEST(Placement, ReachesTheBoundOfLargeRandomSets) {
   for (const int lifetimes : {0, 1, 5}) {
     for (int sizes = 0; sizes < kSizes; ++sizes) {
