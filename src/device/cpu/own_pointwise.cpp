@@ -533,7 +533,8 @@ std::unique_ptr<Kernel> make_expression(const Expression& expression, const std:
 std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_specs, make_own<CastKernel>}},
           {"Expand", {expand_specs, make_own<ExpandKernel>}},
-          {"Pointwise", {pointwise_specs, make_own<PointwiseKernel>}}};
+          {"Pointwise", {pointwise_specs, make_own<PointwiseKernel>}},
+          {"PointwiseUpdate", {pointwise_specs, make_own<PointwiseKernel>}}};
 }
 
 }  // namespace plimsoll::cpu

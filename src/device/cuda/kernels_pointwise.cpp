@@ -321,6 +321,7 @@ std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_cuda_specs, make_own<CastOnCuda>}},
           {"Expand", {expand_cuda_specs, make_own<ExpandOnCuda>}},
           {"Pointwise", {pointwise_cuda_specs, make_own<PointwiseOnCuda>}},
+          {"PointwiseUpdate", {pointwise_cuda_specs, make_own<PointwiseOnCuda>}},
           {"Reduce", {reduce_cuda_specs, make_own<ReduceOnCuda>}}};
 }
 
