@@ -197,9 +197,9 @@ class TrainingStep {
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
   Bytes peak_before_swap_;
-  std::vector<TensorId> learning_rates_;      // by group
-  std::vector<GroupUpdate> groups_;           // the same
-  std::vector<double> rates_;                 // one for all
+  std::vector<TensorId> learning_rates_;  // by group
+  std::vector<GroupUpdate> groups_;       // the same
+  std::vector<double> rates_;             // one for all
   TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;

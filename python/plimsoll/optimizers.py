@@ -123,7 +123,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
             members.setdefault(behind, []).append(names[id(parameter)])
         settings = _settings(kind, group, number, formulas)
         for behind, named in sorted(members.items()) or [(0, [])]:
-            result.append(Group(named, settings, number, behind, settings))
+            result.append(Group(named, settings, number, behind, sent=settings))
     if not any(group.names for group in result):
         raise ValueError("no parameter of the optimizer requires a gradient, so that nothing would be trained")
     return result

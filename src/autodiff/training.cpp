@@ -266,9 +266,8 @@ void append_update_by_rule(Graph& graph, const UpdateTensors& tensors, const Opt
   const Tensor p = graph.tensor(tensors.parameter);  // a copy: the tensor list grows below
   const UpdateRule& rule = update_rule(options.name);
   const OptimizerSettings settings = all_settings(options);
-  Formulas formulas(graph, tensors, settings, layer, [&](std::string_view suffix, double first) {
-    return add_state_of(graph, p, suffix, first);
-  });
+  Formulas formulas(graph, tensors, settings, layer,
+                    [&](std::string_view suffix, double first) { return add_state_of(graph, p, suffix, first); });
   Attributes attributes{{"optimizer", std::string(rule.name)}};
   for (const auto& [name, value] : settings) attributes.set(name, value);
   const TensorId changed = formulas.finish(rule.formulas(formulas), attributes);

@@ -46,9 +46,9 @@ class Formulas {
   Term gradient();                         // times its scale, negated with the setting "maximize"
   Term operator[](std::string_view name);  // a factor: a number that comes from outside before every step
   Term state(std::string_view suffix, double first = 0);
-  Term next(Term state, Term formula);                  // of a state
+  Term next(Term state, Term formula);                   // of a state
   Term computed(std::string_view name, Term formula);    // once, for several formulas
-  TensorId finish(Term formula, Attributes attributes);   // the parameter's next value
+  TensorId finish(Term formula, Attributes attributes);  // the parameter's next value
 
   const std::vector<std::pair<TensorId, TensorId>>& states() const { return states_; }  // before and after
 

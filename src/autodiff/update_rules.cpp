@@ -75,8 +75,12 @@ Moments moments(Formulas& f) {
 }
 Factors factors_of_adams(const OptimizerSettings& s, const UpdateMoment& m, double learning_rate) {
   const double decay = of(s, "weight_decay");
-  return {{"learning_rate", learning_rate}, {"weight_decay", decay},        {"keep", 1 - m.learning_rate * decay},
-          {"rest1", 1 - of(s, "beta1")},    {"beta2", of(s, "beta2")},      {"rest2", 1 - of(s, "beta2")},
+  return {{"learning_rate", learning_rate},
+          {"weight_decay", decay},
+          {"keep", 1 - m.learning_rate * decay},
+          {"rest1", 1 - of(s, "beta1")},
+          {"beta2", of(s, "beta2")},
+          {"rest2", 1 - of(s, "beta2")},
           {"eps", of(s, "eps")}};
 }
 double power(const OptimizerSettings& s, std::string_view beta, const UpdateMoment& m) {
@@ -99,8 +103,12 @@ Term adam(Formulas& f) {
 }
 
 Factors rmsprop_factors(const OptimizerSettings& s, const UpdateMoment& m) {
-  return {{"learning_rate", m.learning_rate}, {"weight_decay", of(s, "weight_decay")}, {"alpha", of(s, "alpha")},
-          {"rest", 1 - of(s, "alpha")},       {"eps", of(s, "eps")},                   {"momentum", of(s, "momentum")}};
+  return {{"learning_rate", m.learning_rate},
+          {"weight_decay", of(s, "weight_decay")},
+          {"alpha", of(s, "alpha")},
+          {"rest", 1 - of(s, "alpha")},
+          {"eps", of(s, "eps")},
+          {"momentum", of(s, "momentum")}};
 }
 Term rmsprop(Formulas& f) {
   const Term g = decayed_gradient(f);
@@ -255,8 +263,7 @@ std::vector<std::string> optimizer_names() {
 
 const UpdateRule& update_rule(std::string_view name) {
   const auto found = std::ranges::find(rules(), name, &UpdateRule::name);
-  if (found == rules().end())
-    throw Error(ErrorCode::invalid_input, unknown_name("optimizer", name, optimizer_names()));
+  if (found == rules().end()) throw Error(ErrorCode::invalid_input, unknown_name("optimizer", name, optimizer_names()));
   return *found;
 }
 
@@ -282,11 +289,11 @@ OptimizerSettings all_settings(const OptimizerOptions& options) {
 
 bool same_form(const OptimizerSettings& a, const OptimizerSettings& b) {
   return a.size() == b.size() && std::ranges::all_of(a, [&](const auto& setting) {
-    const auto other = b.find(setting.first);
-    if (other == b.end()) return false;
-    if (setting.first != "momentum" && !setting_of_optimizers(setting.first).is_form) return true;
-    return (setting.second != 0) == (other->second != 0);
-  });
+           const auto other = b.find(setting.first);
+           if (other == b.end()) return false;
+           if (setting.first != "momentum" && !setting_of_optimizers(setting.first).is_form) return true;
+           return (setting.second != 0) == (other->second != 0);
+         });
 }
 
 void check_settings(const OptimizerOptions& options) {
@@ -300,8 +307,8 @@ void check_settings(const OptimizerOptions& options) {
     if (!rule.has(name)) {
       std::vector<std::string> flags;
       for (const auto& [own, usual] : rule.usual) flags.push_back(flag(own));
-      throw Error(ErrorCode::invalid_input, fmt::format("{} is no setting of {}; it has {}", flag(name), rule.name,
-                                                        fmt::join(flags, ", ")));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} is no setting of {}; it has {}", flag(name), rule.name, fmt::join(flags, ", ")));
     }
     const SettingOfOptimizers& setting = setting_of_optimizers(name);
     if (!(value >= 0 && value <= setting.most)) {

@@ -34,8 +34,8 @@ using Factors = std::vector<std::pair<std::string_view, double>>;
 
 struct UpdateRule {
   std::string_view name;
-  double learning_rate;                                     // PyTorch's default
-  std::vector<std::pair<std::string_view, double>> usual;   // its settings, with PyTorch's defaults
+  double learning_rate;                                    // PyTorch's default
+  std::vector<std::pair<std::string_view, double>> usual;  // its settings, with PyTorch's defaults
   Factors (*factors)(const OptimizerSettings&, const UpdateMoment&);
   Term (*formulas)(Formulas&);  // the parameter's next value; the states' are appended
 

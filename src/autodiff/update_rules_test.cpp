@@ -18,8 +18,8 @@
 namespace plimsoll {
 namespace {
 
-using testing::error_text;
 using ::testing::ElementsAre;
+using testing::error_text;
 using ::testing::HasSubstr;
 
 constexpr double kRate = 0.1;
@@ -291,11 +291,20 @@ TEST(UpdateRules, PlainSgdAndAdamHaveOpsOfTheirOwn) {
 
 TEST(UpdateRules, TellWhichSettingsThereAre) {
   EXPECT_THAT(error_text(ErrorCode::invalid_input, [] { check_settings({.name = "rmsprob"}); }), HasSubstr("rmsprop"));
-  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { check_settings({.name = "adadelta", .settings = {{"alpha", 0.5}}}); }),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input,
+                       [] {
+                         check_settings({.name = "adadelta", .settings = {{"alpha", 0.5}}});
+                       }),
             "--alpha is no setting of adadelta; it has --rho, --eps, --weight-decay, --maximize");
-  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { check_settings({.name = "rmsprop", .settings = {{"alpha", 1.5}}}); }),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input,
+                       [] {
+                         check_settings({.name = "rmsprop", .settings = {{"alpha", 1.5}}});
+                       }),
             "--alpha 1.5: a number from 0 to 1 is expected");
-  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { check_settings({.name = "sgd", .nesterov = true, .settings = {{"dampening", 0.5}}}); }),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input,
+                       [] {
+                         check_settings({.name = "sgd", .nesterov = true, .settings = {{"dampening", 0.5}}});
+                       }),
             "--nesterov has no --dampening; leave one of them out");
 }
 
@@ -335,13 +344,15 @@ TEST(UpdateRules, GroupsHaveFactorsOfTheirOwn) {
   Graph& g = network.graph;
   const TensorId a = g.add_source("a", {4}, DType::f32, Role::parameter);
   const TensorId b = g.add_source("b", {4}, DType::f32, Role::parameter);
-  const TensorId sum = g.output(g.add_op("Pointwise", "mul", "mul", {a, b}, {{"expression", std::string("mul(x0,x1)")}}));
-  const TensorId loss = g.output(g.add_op("Reduce", "loss", "loss", {sum},
-                                          {{"function", std::string("sum")}, {"dims", std::vector<int64_t>{0}}, {"keep_dims", int64_t{0}}}));
+  const TensorId sum =
+      g.output(g.add_op("Pointwise", "mul", "mul", {a, b}, {{"expression", std::string("mul(x0,x1)")}}));
+  const TensorId loss = g.output(
+      g.add_op("Reduce", "loss", "loss", {sum},
+               {{"function", std::string("sum")}, {"dims", std::vector<int64_t>{0}}, {"keep_dims", int64_t{0}}}));
   network.objectives = {{loss, {a, b}}};
   const Network step = make_training_network(
-      network, {.name = "rmsprop",
-                .groups = {{.parameters = {"a"}, .settings = {{"alpha", 0.5}}}, {.parameters = {"b"}}}});
+      network,
+      {.name = "rmsprop", .groups = {{.parameters = {"a"}, .settings = {{"alpha", 0.5}}}, {.parameters = {"b"}}}});
   check(step.graph);
   for (const char* name : {"learning_rate", "learning_rate/alpha", "learning_rate.1", "learning_rate.1/alpha"})
     EXPECT_TRUE(step.graph.find_tensor(name).valid()) << name;

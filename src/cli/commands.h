@@ -109,9 +109,6 @@ struct CommonFlags {
   Bytes share_of(Bytes keeping_everything) const;  // throws naming the flag
 };
 
-// Throws Error(invalid_input) where --momentum was given for an optimizer that has none.
-void check_momentum(const CommonFlags& flags, const std::string& optimizer);
-
 // What the flags say of compiling for the session's device. `process`: what the process takes beside the arena, where
 // --memory is of the whole process.
 CompileOptions compile_options(const CommonFlags& flags, const Session& session,

@@ -131,9 +131,8 @@ bool CommonFlags::has_paper_layers() const {
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
-  command.add_option(
-      "--optimizer,--opt", optimizer,
-      fmt::format("{} (default: sgd, and adamw for transformers)", fmt::join(optimizer_names(), ", ")));
+  command.add_option("--optimizer,--opt", optimizer,
+                     fmt::format("{} (default: sgd, and adamw for transformers)", fmt::join(optimizer_names(), ", ")));
   command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9) and rmsprop (default: 0)")
       ->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
@@ -146,9 +145,12 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
     const std::string name(setting.name), what(setting.what);
     if (command.get_option_no_throw(flag) != nullptr) continue;  // it has a field of its own
     if (setting.is_form) {
-      command.add_flag_callback(flag, [this, name] { settings[name] = 1; }, what);
+      command.add_flag_callback(
+          flag, [this, name] { settings[name] = 1; }, what);
     } else {
-      command.add_option_function<double>(flag, [this, name](double value) { settings[name] = value; }, what)
+      command
+          .add_option_function<double>(
+              flag, [this, name](double value) { settings[name] = value; }, what)
           ->type_name("NUMBER")
           ->check(number(0, setting.most));
     }
@@ -263,12 +265,6 @@ void CommonFlags::set_optimizer(OptimizerOptions& options) const {
       options.settings[name] = value;
     }
   }
-}
-
-void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
-  if (!flags.momentum || update_rule(optimizer).has("momentum")) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("--momentum is of sgd and rmsprop; {} has none that could be set: leave the flag out", optimizer));
 }
 
 void CommonFlags::check(bool from_file) const {

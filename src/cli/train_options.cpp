@@ -287,7 +287,6 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
-  check_momentum(flags, options.optimizer.name);
   check(options.optimizer);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {

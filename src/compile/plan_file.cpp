@@ -53,8 +53,8 @@ json request_json(const PlanRequest& r) {
 }
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
-  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "settings", "freeze", "clip_grad_norm",
-          "accumulate", "sync_batch_norm"});
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "settings", "freeze",
+          "clip_grad_norm", "accumulate", "sync_batch_norm"});
   OptimizerOptions options{.name = r.member("name").text(),
                            .momentum = r.member("momentum").number(),
                            .nesterov = r.member("nesterov").boolean(),
