@@ -101,7 +101,7 @@ def formulas(folder: Path):
     }
     found = {}
     for name, kind in kinds.items():
-        for zero in (0, 1, 2, 3):
+        for zero in (0, 1, 2, 3) if name == "adadelta" else (0, 3):
             torch.manual_seed(1)
             model = network()
             optimizer = kind(model.parameters())
