@@ -6,6 +6,7 @@
 //   update              w, w' ──> SgdUpdate ──> w.next    one op a parameter
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ namespace plimsoll {
 inline constexpr int kMostRanks = 1 << 20;
 inline constexpr int64_t kMostAccumulated = int64_t{1} << 20;  // batches of one update
 
+// Settings of an optimizer by PyTorch's names, of `betas` "beta1" and "beta2"; yes and no are 1 and 0.
+using OptimizerSettings = std::map<std::string, double, std::less<>>;
+
 // Parameters that are updated by settings of their own: one of PyTorch's parameter groups.
 struct ParameterGroup {
   std::vector<std::string> parameters;  // by name
@@ -24,6 +28,11 @@ struct ParameterGroup {
   bool nesterov = false;
   double weight_decay = 0;
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  OptimizerSettings settings;  // as OptimizerOptions::settings, before which they go
+  // Of an optimizer that has `settings`, for TrainingStep::set_group: by how many its updates are behind the step's, and what
+  // nadam's product of mu is so far; below 0: what these settings would have made it.
+  int64_t behind = 0;
+  double mu_product = -1;
 };
 
 // What belongs to a parameter may be divided among the ranks (ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward
@@ -41,11 +50,14 @@ struct Sharding {
 inline constexpr int kMostShardingStage = 3;
 
 struct OptimizerOptions {
-  std::string name = "sgd";  // sgd, adam, adamw
+  std::string name = "sgd";  // sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, radam
   double momentum = 0.9;     // sgd
   bool nesterov = false;     // sgd
-  double weight_decay = 0;   // as in PyTorch: added to the gradient (sgd, adam), decoupled (adamw)
+  double weight_decay = 0;   // of all; as in PyTorch: added to the gradient, but of adamw decoupled
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // adam, adamw
+  // The others' settings, and those of sgd, adam and adamw that are not above: dampening, amsgrad, maximize. What is absent is
+  // PyTorch's default.
+  OptimizerSettings settings;
   // Parameters that are not trained, by patterns of their names ("layer1.*"; * stands for anything, dots too): they get
   // no gradient, no update and no optimizer state. Running statistics advance as ever, as in PyTorch.
   std::vector<std::string> freeze;

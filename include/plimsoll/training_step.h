@@ -66,6 +66,18 @@ struct StateTensor {
   void expect(DType wanted) const;
 };
 
+struct UpdateRule;  // autodiff/update_rules.h
+
+// What the updates of one of the optimizer's groups are told before a step.
+struct GroupUpdate {
+  std::vector<float> values;  // beginning with the learning rate, as ops.h says
+  // Instead of these, where the update is written as formulas:
+  const UpdateRule* rule = nullptr;
+  OptimizerSettings settings;
+  int64_t behind = 0;  // ParameterGroup
+  double mu_product = -1;
+};
+
 class TrainingStep {
  public:
   // Takes the memory that is not given: an arena of the plan's size, and of `arena` at least, for plans that it is to
@@ -176,6 +188,8 @@ class TrainingStep {
   std::vector<StateTensor> states_that_move(const Plan& next) const;
   std::vector<std::pair<TensorId, std::vector<std::byte>>> what_comes_next() const;
   void find_tensors();
+  static void set_rule(GroupUpdate& update, const ParameterGroup& settings);
+  void write_settings(TensorId rate, GroupUpdate& group, double learning_rate);
   void feed_channels_last(const Batch& batch);
 
   const Device& device_;
@@ -183,9 +197,9 @@ class TrainingStep {
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
   Bytes peak_before_swap_;
-  std::vector<TensorId> learning_rates_;      // by group
-  std::vector<std::vector<float>> settings_;  // by group, beginning with the rate
-  std::vector<double> rates_;                 // one for all
+  std::vector<TensorId> learning_rates_;  // by group
+  std::vector<GroupUpdate> groups_;       // the same
+  std::vector<double> rates_;             // one for all
   TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;

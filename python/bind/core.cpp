@@ -85,7 +85,10 @@ ParameterGroup group_from(const json& j) {
           .weight_decay = j.value("weight_decay", 0.0),
           .beta1 = j.value("beta1", 0.9),
           .beta2 = j.value("beta2", 0.999),
-          .epsilon = j.value("epsilon", 1e-8)};
+          .epsilon = j.value("epsilon", 1e-8),
+          .settings = j.value("settings", OptimizerSettings()),
+          .behind = j.value("behind", int64_t{0}),
+          .mu_product = j.value("mu_product", -1.0)};
 }
 
 // The options are a JSON object: sizes as texts ("4GiB"), and groups as PyTorch has them.
@@ -131,6 +134,7 @@ TrainOptions options_from(const json& j) {
     const ParameterGroup& first = optimizer.groups[0];
     optimizer.momentum = first.momentum;
     optimizer.nesterov = first.nesterov;
+    optimizer.settings = first.settings;
   }
   return options;
 }

@@ -52,7 +52,7 @@ class TrainingArguments(transformers.TrainingArguments):
         super().__post_init__()
 
 
-_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
 _FEW = 4  # lengths that need not be made fewer
 _LOOKED_AT = 64  # texts
 
@@ -104,7 +104,7 @@ class Trainer(transformers.Trainer):
     def _refuse_other_optimizers(self, chosen: str) -> None:
         own = self.optimizer is not None or getattr(self, "optimizer_cls_and_kwargs", None) is not None or type(self).create_optimizer is not transformers.Trainer.create_optimizer
         if not own and chosen not in _OPTIMIZERS:
-            told = f"optim={chosen!r}: the step trains by Adam, AdamW and SGD; give one of {', '.join(_OPTIMIZERS)}, or an optimizer by optimizers="
+            told = f"optim={chosen!r}: the step trains by optimizers of torch.optim; give one of {', '.join(_OPTIMIZERS)}, or an optimizer by optimizers="
             raise ValueError(f"plimsoll.hf.Trainer refuses\n  {told}")
 
     @property

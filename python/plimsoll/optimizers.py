@@ -8,28 +8,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
-from torch import nn
 
 from .optimizer_state import states_of
 
-#: PyTorch's name of a state -> the core's suffix, by optimizer.
-STATES = {"sgd": {"momentum_buffer": "momentum"}, "adam": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}}
-
-#: Settings that are refused unless they have these values.
-_PLAIN = {
-    "sgd": {"dampening": 0, "maximize": False, "differentiable": False},
-    "adam": {"amsgrad": False, "maximize": False, "differentiable": False, "capturable": False},
+_KINDS = {
+    torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop",
+    torch.optim.Adagrad: "adagrad", torch.optim.Adadelta: "adadelta", torch.optim.Adamax: "adamax", torch.optim.NAdam: "nadam",
+    torch.optim.RAdam: "radam",
 }
+
+_ALIKE = {
+    "adam": "exp_avg exp_avg_sq max_exp_avg_sq", "rmsprop": "square_avg grad_avg momentum_buffer", "adagrad": "sum",
+    "adadelta": "square_avg acc_delta", "adamax": "exp_avg exp_inf", "nadam": "exp_avg exp_avg_sq", "radam": "exp_avg exp_avg_sq",
+}
+#: PyTorch's name of a state -> the core's suffix, by optimizer. What a step has not of them its settings do without.
+STATES = {"sgd": {"momentum_buffer": "momentum"}, **{kind: {name: name for name in names.split()} for kind, names in _ALIKE.items()}}
+STATES["adamw"] = STATES["adam"]
+
+#: States that are a number: how many updates there were, and NAdam's product of mu.
+NUMBERS = ("step", "mu_product")
+
+#: Settings that the core has by PyTorch's name; of yes and no the step is compiled with what they are.
+_NUMBERS_OF_CORE = ("dampening", "alpha", "eps", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
+_FORMS = ("maximize", "amsgrad", "centered", "decoupled_weight_decay")
+#: What the core's own update of SGD and Adam does not know.
+_MORE = {"sgd": ("dampening", "maximize"), "adam": ("amsgrad", "maximize"), "adamw": ("amsgrad", "maximize")}
+_REFUSED = ("differentiable", "capturable")
 
 
 @dataclass
 class Group:
     """A parameter group: its parameters by name, and the settings that a step is compiled with.
 
-    Adam counts the updates of every parameter, the core those of the step. So those of a group that began later, as a layer does that was
+    PyTorch counts the updates of every parameter, the core those of the step. So those of a group that began later, as a layer does that was
     frozen, are a group of their own, ``behind`` by so many updates.
     """
 
@@ -37,30 +52,46 @@ class Group:
     settings: dict[str, Any]
     number: int = 0  # among the optimizer's
     behind: int = 0
+    mu_product: Optional[float] = None  # NAdam's, behind update number `made`
+    made: int = 0
     sent: dict[str, Any] = field(default_factory=dict)  # what the core has
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """ "sgd", "adam" or "adamw"; raises TypeError for every other optimizer."""
-    exact = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
-    kind = exact.get(type(optimizer))
+    """ "sgd", "adam" and so on; raises TypeError for an optimizer that the core does not have."""
+    kind = _KINDS.get(type(optimizer))
     if kind is None:
+        *most, last = (known.__name__ for known in _KINDS)
         raise TypeError(
-            f"plimsoll trains by torch.optim.SGD, Adam and AdamW, not by {type(optimizer).__module__}."
+            f"plimsoll trains by torch.optim.{', '.join(most)} and {last}, not by {type(optimizer).__module__}."
             f"{type(optimizer).__qualname__}"
         )
     return kind
 
 
-def _settings(kind: str, group: Mapping[str, Any], number: int) -> dict[str, Any]:
-    for name, value in _PLAIN["sgd" if kind == "sgd" else "adam"].items():
-        if group.get(name, value) not in (value, None):
-            raise ValueError(f"parameter group {number}: {name}={group[name]} is not supported; leave it at {value}")
-    common = {"weight_decay": float(group["weight_decay"])}
+def by_formulas(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the core updates by the formulas of src/autodiff/update_rules.cpp: it does but for the plain forms of SGD and Adam."""
+    more = _MORE.get(kind_of(optimizer))
+    return more is None or any(group.get(name) for group in optimizer.param_groups for name in more)
+
+
+def _settings(kind: str, group: Mapping[str, Any], number: int, formulas: bool) -> dict[str, Any]:
+    for name in _REFUSED:
+        if group.get(name):
+            raise ValueError(f"parameter group {number}: {name}={group[name]} is not supported; leave it at False")
+    result: dict[str, Any] = {"weight_decay": float(group["weight_decay"])}
+    betas = {f"beta{i}": float(beta) for i, beta in enumerate(group.get("betas", ()), 1)}
     if kind == "sgd":
-        return common | {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
-    beta1, beta2 = group["betas"]
-    return common | {"beta1": float(beta1), "beta2": float(beta2), "epsilon": float(group["eps"])}
+        result |= {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
+    elif kind in ("adam", "adamw"):
+        result |= {**betas, "epsilon": float(group["eps"])}
+    if kind in _MORE:
+        more = {name: float(group.get(name) or 0) for name in _MORE[kind]}
+        if not formulas and any(more.values()):
+            raise ValueError(f"parameter group {number}: the step was compiled while {' and '.join(more)} were 0 or False; compile anew")
+        return result | ({"settings": more} if formulas else {})
+    own = {name: float(group[name] or 0) for name in (*_NUMBERS_OF_CORE, *_FORMS) if name in group}
+    return result | {"settings": betas | own}
 
 
 def adam_decouples(kind: str, optimizer: torch.optim.Optimizer) -> bool:
@@ -76,7 +107,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
 
     Parameters that need no gradient are left out, as PyTorch leaves them alone.
     """
-    kind = kind_of(optimizer)
+    kind, formulas = kind_of(optimizer), by_formulas(optimizer)
     result = []
     most = updates_made(optimizer)
     for number, group in enumerate(optimizer.param_groups):
@@ -88,29 +119,37 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
                 raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that neither the model has, nor a module or a"
                     " variable that the loss names: if it is the loss's, put model and loss into one nn.Module and leave loss= out; if a tuple holds it, make that an"
                     " nn.ModuleList or nn.ParameterList")
-            behind = 0 if kind == "sgd" else most - _updates_of(optimizer, parameter)
+            behind = most - _updates_of(optimizer, parameter, most)
             members.setdefault(behind, []).append(names[id(parameter)])
-        settings = _settings(kind, group, number)
+        settings = _settings(kind, group, number, formulas)
         for behind, named in sorted(members.items()) or [(0, [])]:
-            result.append(Group(named, settings, number, behind, settings))
+            result.append(Group(named, settings, number, behind, sent=settings))
     if not any(group.names for group in result):
         raise ValueError("no parameter of the optimizer requires a gradient, so that nothing would be trained")
     return result
 
 
-def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any) -> int:
-    return int(states_of(optimizer, parameter).get("step", 0))
+def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any, made: int = 0) -> int:
+    """Where ``made`` are those of the step. SGD does not count them: its first one is that which makes the momentum."""
+    state = states_of(optimizer, parameter)
+    if kind_of(optimizer) != "sgd":
+        return int(state.get("step", 0))
+    if not by_formulas(optimizer):
+        return made
+    return 0 if state.get("momentum_buffer") is None else max(made, 1)
 
 
 def updates_made(optimizer: torch.optim.Optimizer) -> int:
     """By the parameter that has had most; 0 for SGD, which does not count them."""
+    if kind_of(optimizer) == "sgd":
+        return 0
     return max((_updates_of(optimizer, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad), default=0)
 
 
 def learning_rates(optimizer: torch.optim.Optimizer, groups: Sequence[Group], made: int) -> list[float]:
     """Of each group, for the update behind so many."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    return [rates[group.number] * (1 if group.behind == 0 else _corrections(group, made)[0]) for group in groups]
+    return [rates[group.number] * (1 if group.behind == 0 or "settings" in group.settings else _corrections(group, made)[0]) for group in groups]
 
 
 def _corrections(group: Group, made: int) -> tuple[float, float]:
@@ -122,7 +161,20 @@ def _corrections(group: Group, made: int) -> tuple[float, float]:
     return (1 - beta1**core) / (1 - beta1**own) * root, root
 
 
+def mu_product(group: Group, made: int) -> Optional[float]:
+    """NAdam's behind so many updates of the step, for whose last one the group's settings still are what they were; None for the others."""
+    if group.mu_product is not None and made > group.made:
+        settings = group.settings["settings"]
+        mu = settings["beta1"] * (1 - 0.5 * 0.96 ** ((made - group.behind) * settings["momentum_decay"]))
+        group.mu_product = float(np.float32(group.mu_product) * np.float32(mu))  # as PyTorch keeps it
+        group.made = made
+    return group.mu_product
+
+
 def _for_the_core(group: Group, made: int, decoupled: bool) -> dict[str, Any]:
+    if "settings" in group.settings:
+        product = {} if group.mu_product is None else {"mu_product": group.mu_product}
+        return group.settings | {"behind": group.behind} | product
     if group.behind == 0:
         return group.settings
     rate, epsilon = _corrections(group, made)
@@ -130,14 +182,17 @@ def _for_the_core(group: Group, made: int, decoupled: bool) -> dict[str, Any]:
     return group.settings | {"epsilon": group.settings["epsilon"] * epsilon, "weight_decay": decay}
 
 
-def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any]) -> None:
-    """What they are behind by the optimizer's states as they are now."""
-    most = updates_made(optimizer)
+def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any], made: int) -> None:
+    """What they are behind the ``made`` updates of the step by the optimizer's states as they are now, and NAdam's products."""
     for group in groups:
-        behind = {most - _updates_of(optimizer, parameters[name]) for name in group.names if name in parameters}
-        if len(behind) > 1:
+        members = [parameters[name] for name in group.names if name in parameters]
+        behind = {made - _updates_of(optimizer, parameter, made) for parameter in members}
+        products = {float(states_of(optimizer, parameter).get("mu_product", 1)) for parameter in members}
+        if len(behind) > 1 or len(products) > 1:
             raise ValueError("parameters of one group have had different numbers of updates by the optimizer's states, and had one when the step was compiled; compile anew")
         group.behind = behind.pop() if behind else 0
+        if kind_of(optimizer) == "nadam":
+            group.mu_product, group.made = (products.pop() if products else 1.0), made
 
 
 def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group], made: int) -> dict[int, dict[str, Any]]:
@@ -148,12 +203,16 @@ def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequen
     if len(optimizer.param_groups) != len({group.number for group in groups}):
         raise ValueError("the optimizer has other parameter groups than the step was compiled with; compile anew")
     changed = {}
-    decoupled = kind != "sgd" and adam_decouples(kind, optimizer)
+    decoupled = kind in ("adam", "adamw") and adam_decouples(kind, optimizer)
     for i, known in enumerate(groups):
         number = known.number
-        now = _settings(kind, optimizer.param_groups[number], number)
-        momentum, before = now.get("momentum", 1), known.settings.get("momentum", 1)
-        if now.get("nesterov") != known.settings.get("nesterov") or (momentum == 0) != (before == 0):
+        mu_product(known, made)
+        now = _settings(kind, optimizer.param_groups[number], number, "settings" in known.settings)
+        flat, before = ({**settings, **settings.get("settings", {})} for settings in (now, known.settings))
+        for name in _FORMS:
+            if flat.get(name) != before.get(name):
+                raise ValueError(f"parameter group {number}: {name} is another than when the step was compiled; compile anew")
+        if flat.get("nesterov") != before.get("nesterov") or (flat.get("momentum", 1) == 0) != (before.get("momentum", 1) == 0):
             raise ValueError(
                 f"parameter group {number}: its form of momentum is another than when the step was compiled, which decides"
                 " what states there are; compile anew"

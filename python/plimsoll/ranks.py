@@ -146,16 +146,15 @@ def begin_alike(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer
                 ranks.broadcast(tensor)
         known = sorted({key for keys in optimizers.STATES.values() for key in keys})
         states = [states_of(optimizer, parameter) for parameter in parameters]
-        mine = [[[key for key in known if isinstance(state.get(key), Tensor)], int(state.get("step", 0))] for state in states]
-        for parameter, (keys, number) in zip(parameters, json.loads(ranks.of_first(json.dumps(mine)))):
+        mine = [[[key for key in known if isinstance(state.get(key), Tensor)], {key: float(state[key]) for key in optimizers.NUMBERS if key in state}] for state in states]
+        for parameter, (keys, numbers) in zip(parameters, json.loads(ranks.of_first(json.dumps(mine)))):
             state = keep_states_of(optimizer, parameter) if keys or states_of(optimizer, parameter) else {}
-            for key in set(known) - set(keys):
+            for key in {*known, *optimizers.NUMBERS} - set(keys):
                 state.pop(key, None)
             for key in keys:
                 state[key] = state.get(key, torch.zeros_like(parameter))
                 ranks.broadcast(state[key])
-            if "step" in state or number:
-                state["step"] = torch.tensor(float(number))
+            state |= {key: torch.tensor(number) for key, number in numbers.items()}
 
 
 def _by_torch() -> bool:

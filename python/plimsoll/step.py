@@ -64,7 +64,7 @@ MOST_TEXTS = 8  # of a batch, that make no difference to the network: then they 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
                   clip_grad_norm: float, sync_batch_norm: bool = False, **flags: Any) -> str:
     kind = optimizers.kind_of(optimizer)
-    if kind != "sgd":
+    if kind in ("adam", "adamw"):
         kind = "adamw" if optimizers.adam_decouples(kind, optimizer) else "adam"
     told = {name: value for name, value in flags.items() if value is not None}
     for name in ("memory", "host_memory"):
@@ -738,7 +738,7 @@ class Step:
     # --- what the user sees of module and optimizer ---
 
     def _states_of(self, parameter: str) -> dict[str, str]:
-        known = optimizers.STATES["sgd" if self._kind == "sgd" else "adam"]
+        known = optimizers.STATES[self._kind]
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
@@ -791,7 +791,7 @@ class Step:
             number = _made.get(self._optimizer, 0)  # its states do not say
         else:
             number = optimizers.updates_made(self._optimizer)
-            optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters)
+        optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters, number)
         for name, parameter in self._captured.parameters.items():
             state = states_of(self._optimizer, parameter)
             for theirs, ours in self._states_of(name).items():
@@ -839,7 +839,8 @@ class Step:
                     self._rest(tensor)
 
     def _read_optimizer(self, left: set[str]) -> None:
-        behind = {name: group.behind for group in self._groups for name in group.names}
+        made = self._core.number
+        group_of = {name: group for group in self._groups for name in group.names}
         for name, parameter in self._captured.parameters.items():
             ours = self._states_of(name)
             if not ours or left & set(ours.values()):
@@ -848,8 +849,11 @@ class Step:
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
                 state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
+            group = group_of.get(name)
             if self._kind != "sgd":
-                state["step"] = torch.tensor(float(self._core.number - behind.get(name, 0)))
+                state["step"] = torch.tensor(float(made - (group.behind if group else 0)))
+            if group and (product := optimizers.mu_product(group, made)) is not None:
+                state["mu_product"] = torch.tensor(product)
 
     def _let_go(self) -> None:
         """Module and optimizer get tensors of their own for those in the step's memory."""

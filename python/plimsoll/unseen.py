@@ -80,13 +80,13 @@ def _not_followed(module: nn.Module, name: str = "") -> list[UnsupportedOp]:
 
 
 def _not_updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UnsupportedOp]:
-    """Embeddings of sparse gradients, where PyTorch has an error at the first update. SGD trains them as others."""
-    sgd = isinstance(optimizer, torch.optim.SGD)
-    if not sgd and not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+    """Embeddings of sparse gradients, where PyTorch has an error at the first update. SGD and Adagrad train them as others."""
+    takes = isinstance(optimizer, (torch.optim.SGD, torch.optim.Adagrad))
+    if not takes and type(optimizer).__module__.split(".")[0] != "torch":
         return []
-    trained = {id(p) for group in optimizer.param_groups if not sgd or group["weight_decay"] != 0 for p in group["params"]}
+    trained = {id(p) for group in optimizer.param_groups if not takes or group["weight_decay"] != 0 for p in group["params"]}
     reason = (
-        f"{type(optimizer).__name__}{' with weight decay' if sgd else ''} does not take sparse"
+        f"{type(optimizer).__name__}{' with weight decay' if takes else ''} does not take sparse"
         " gradients; leave sparse=True out: a step keeps the gradient of an embedding sparse by itself, and trains as with a dense one"
     )
     return [

@@ -92,6 +92,33 @@ def stages(folder: Path):
     return result
 
 
+def formulas(folder: Path):
+    """Optimizers that are updated by formulas, divided and not; NAdam's and SGD's begin with what PyTorch had made on rank 0."""
+    kinds = {
+        "adadelta": lambda p: torch.optim.Adadelta(p, eps=1e-4, weight_decay=0.01),
+        "nadam": lambda p: torch.optim.NAdam(p, lr=0.003, weight_decay=0.01),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.3),
+    }
+    found = {}
+    for name, kind in kinds.items():
+        for zero in (0, 1, 2, 3) if name == "adadelta" else (0, 3):
+            torch.manual_seed(1)
+            model = network()
+            optimizer = kind(model.parameters())
+            if RANK == 0 and name != "adadelta":
+                cross_entropy(model(whole_batch(9, 2)[0]), whole_batch(9, 2)).backward()
+                optimizer.step()
+            step = compiled(model, optimizer, zero=zero, accumulate=2, clip_grad_norm=1.0)
+            losses = [step(batch(i)) for i in range(6)]
+            step.sync()
+            states = [value for state in optimizer.state_dict()["state"].values() for _, value in sorted(state.items())]
+            found.setdefault(name, []).append({"losses": losses, "weights": weights(model), "states": hash_of(states)})
+            if RANK == 0 and zero == 0:
+                torch.save([model.state_dict(), optimizer.state_dict()], folder / f"{name}.pt")
+            del step
+    return found
+
+
 def short_batches(folder: Path):
     torch.manual_seed(1)
     model = network()

@@ -21,7 +21,7 @@ from ranks_script import PART, Unknown, adamw, cross_entropy, network, whole_bat
 
 SCRIPT = str(Path(__file__).with_name("ranks_script.py"))
 ROOT = Path(plimsoll.__file__).parents[1]
-SCENARIOS = ["plain", "stages", "short_batches", "differences", "refusals", "fallback", "files", "divided_reads", "evaluation", "norms", "variables"]
+SCENARIOS = ["plain", "stages", "formulas", "short_batches", "differences", "refusals", "fallback", "files", "divided_reads", "evaluation", "norms", "variables"]
 LIMIT = 240  # seconds: far more than any of them takes
 
 
@@ -141,6 +141,42 @@ def test_every_stage_of_zero_gives_the_same_bits(two):
         assert "4.weight" in one["3"]["divided"]
     assert found[0]["3"]["weights"] == found[1]["3"]["weights"]
     assert found[0]["3"]["states"] == found[1]["3"]["states"]
+
+
+@pytest.mark.parametrize("name", ["adadelta", "nadam", "sgd"])
+def test_optimizers_by_formulas_give_what_one_process_gives_however_they_are_divided(two, name):
+    results, folder = two
+    found = [result["formulas"][name] for result in results]
+    for of_rank in found:
+        assert len({(tuple(one["losses"]), one["weights"], one["states"]) for one in of_rank}) == 1
+    assert found[0][0]["weights"] == found[1][0]["weights"] and found[0][0]["states"] == found[1][0]["states"]
+    kinds = {
+        "adadelta": lambda p: torch.optim.Adadelta(p, eps=1e-4, weight_decay=0.01),
+        "nadam": lambda p: torch.optim.NAdam(p, lr=0.003, weight_decay=0.01),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.3),
+    }
+    model = drawn(network)
+    optimizer = kinds[name](model.parameters())
+
+    def backward(number: int, share: float) -> None:
+        batch = whole_batch(number, 2)
+        (cross_entropy(model(batch[0]), batch) * share).backward()
+
+    if name != "adadelta":
+        backward(9, 1)
+        optimizer.step()
+    for first in (0, 2, 4):
+        optimizer.zero_grad()
+        backward(first, 0.5), backward(first + 1, 0.5)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    ours, of_optimizer = torch.load(folder / f"{name}.pt")
+    for key, value in model.state_dict().items():
+        assert torch.allclose(ours[key], value, atol=2e-4), key
+    for i, state in optimizer.state_dict()["state"].items():
+        assert state.keys() == of_optimizer["state"][i].keys()
+        for key, value in state.items():
+            assert torch.allclose(of_optimizer["state"][i][key], value, atol=2e-4), key
 
 
 DIFFERENCES = {

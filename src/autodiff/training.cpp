@@ -7,6 +7,7 @@
 
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
+#include "autodiff/update_rules.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -186,6 +187,7 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
     settings.beta1 = group.beta1;
     settings.beta2 = group.beta2;
     settings.epsilon = group.epsilon;
+    for (const auto& [name, value] : group.settings) settings.settings[name] = value;
     check(settings);
     for (const std::string& name : group.parameters) {
       if (inputs.group_of.emplace(name, inputs.groups.size() - 1).second) continue;
@@ -193,11 +195,12 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
     }
   }
   Shape rate;
-  if (!options.groups.empty()) rate = {options.name == "sgd" ? SgdSettings::kCount : AdamSettings::kCount};
+  const bool by_rule = goes_by_rule(inputs.groups[0]);
+  if (!options.groups.empty() && !by_rule) rate = {options.name == "sgd" ? SgdSettings::kCount : AdamSettings::kCount};
   for (size_t i = 0; i < inputs.groups.size(); ++i)
     inputs.learning_rates.push_back(hyperparameter(graph, learning_rate_name(i), DType::f32, rate));
   const bool sums = options.accumulate > 1;
-  if (options.name != "sgd")
+  if (options.name != "sgd" && !by_rule)
     inputs.step_number = hyperparameter(graph, sums ? "update_number" : "step_number", DType::i64);
   if (!sums) return inputs;
   inputs.accumulated = hyperparameter(graph, "accumulated", DType::i64);
@@ -206,7 +209,7 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
 }
 
 // A state beside a parameter, of its shape, named after it. A block's state is a block of the whole's, a piece's a piece.
-TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix) {
+TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix, double first = 0) {
   RowBlock block = parameter.block;
   Shard shard = parameter.shard;
   if (block.is_block()) block.whole += fmt::format(".{}", suffix);
@@ -216,7 +219,7 @@ TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view su
     shard.whole = name;
     name = shard_name(shard);
   }
-  const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state);
+  const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state, {.mean = first});
   graph.tensor(id).block = block;
   graph.tensor(id).shard = shard;
   return id;
@@ -245,6 +248,31 @@ void append_gather(Graph& graph, TensorId piece, TensorId changed, TensorId scal
                                Phase::update, {name + ".next"});
   state_of(graph, parameter).after = graph.output(op);
   append_wait(graph, op, {inputs.begin() + 1, inputs.end()}, name + "/wait", name + "/wait:0");
+}
+
+// What an update leaves, where the parameter and its states are found by the next step.
+void append_ends(Graph& graph, TensorId parameter, TensorId changed, TensorId scale) {
+  const Tensor& p = graph.tensor(parameter);
+  if (p.shard.is_shard() && p.producer.valid()) {
+    append_gather(graph, parameter, changed, scale);
+  } else {
+    state_of(graph, parameter).after = changed;
+  }
+}
+
+// By formulas: an op for each state, and one for the parameter, which has the settings as attributes.
+void append_update_by_rule(Graph& graph, const UpdateTensors& tensors, const OptimizerOptions& options,
+                           const std::string& layer) {
+  const Tensor p = graph.tensor(tensors.parameter);  // a copy: the tensor list grows below
+  const UpdateRule& rule = update_rule(options.name);
+  const OptimizerSettings settings = all_settings(options);
+  Formulas formulas(graph, tensors, settings, layer,
+                    [&](std::string_view suffix, double first) { return add_state_of(graph, p, suffix, first); });
+  Attributes attributes{{"optimizer", std::string(rule.name)}};
+  for (const auto& [name, value] : settings) attributes.set(name, value);
+  const TensorId changed = formulas.finish(rule.formulas(formulas), attributes);
+  append_ends(graph, tensors.parameter, changed, tensors.scale);
+  for (const auto& [before, after] : formulas.states()) state_of(graph, before).after = after;
 }
 
 // By the settings of the parameter's group.
@@ -410,9 +438,7 @@ Network without_training(Network network, const std::vector<TensorId>& parameter
 }  // namespace
 
 void check(const OptimizerOptions& options) {
-  const std::vector<std::string> known = {"sgd", "adam", "adamw"};
-  if (std::find(known.begin(), known.end(), options.name) == known.end())
-    throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
+  check_settings(options);
   if (options.accumulate < 1) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("--accumulate {}: an update takes at least 1 batch", options.accumulate));
@@ -442,6 +468,11 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
   std::string layer = p.name;
   if (const OpId producer = graph.tensor(gradient).producer; producer.valid()) layer = graph.op(producer).layer;
 
+  if (goes_by_rule(options)) {
+    return append_update_by_rule(
+        graph, {.parameter = parameter, .gradient = gradient, .learning_rate = learning_rate, .scale = scale}, options,
+        layer);
+  }
   std::vector<TensorId> states;
   const auto state = [&](std::string_view suffix) { states.push_back(add_state_of(graph, p, suffix)); };
   std::string type;
@@ -472,11 +503,7 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
   std::vector<std::string> names = {p.name + ".next"};
   for (TensorId id : states) names.push_back(graph.tensor(id).name + ".next");
   const OpId op = graph.add_op(type, p.name + "/update", layer, inputs, attributes, Phase::update, names);
-  if (p.shard.is_shard() && p.producer.valid()) {
-    append_gather(graph, parameter, graph.output(op, 0), scale);
-  } else {
-    state_of(graph, parameter).after = graph.output(op, 0);
-  }
+  append_ends(graph, parameter, graph.output(op, 0), scale);
   for (size_t i = 0; i < states.size(); ++i) state_of(graph, states[i]).after = graph.output(op, i + 1);
 }
 

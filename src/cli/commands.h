@@ -69,7 +69,8 @@ struct CommonFlags {
   int climb_interval = 0;
   std::string layer_model = "native";
   int64_t image_size = 0, classes = 0;
-  std::optional<double> momentum;  // nothing: 0.9
+  std::optional<double> momentum;  // nothing: 0.9 of sgd, 0 of rmsprop
+  OptimizerSettings settings;      // that were given, but for those with a flag of their own here
   double weight_decay = 0, clip_grad_norm = 0;
   int64_t accumulate = 1;
   bool nesterov = false, exact = false, sync_batch_norm = false;
@@ -91,6 +92,8 @@ struct CommonFlags {
   std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
   std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
+  // What was given of the settings that some optimizers have, into the options of this one.
+  void set_optimizer(OptimizerOptions& options) const;
   // Throws what is wrong with any of these flags, naming it: before anything is opened, probed or measured. `from_file`:
   // what was not given comes from a checkpoint or a plan.
   void check(bool from_file = false) const;
@@ -105,9 +108,6 @@ struct CommonFlags {
   bool is_share() const { return memory && memory->ends_with('%'); }
   Bytes share_of(Bytes keeping_everything) const;  // throws naming the flag
 };
-
-// Throws Error(invalid_input) where --momentum was given for an optimizer that has none.
-void check_momentum(const CommonFlags& flags, const std::string& optimizer);
 
 // What the flags say of compiling for the session's device. `process`: what the process takes beside the arena, where
 // --memory is of the whole process.

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "autodiff/optimizers.h"
+#include "autodiff/update_rules.h"
 #include "base/files.h"
 #include "base/names.h"
 #include "base/texts.h"
@@ -130,12 +131,30 @@ bool CommonFlags::has_paper_layers() const {
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
-  command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw (default: sgd, and adamw for transformers)");
-  command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9)")->check(number(0, 1));
+  command.add_option("--optimizer,--opt", optimizer,
+                     fmt::format("{} (default: sgd, and adamw for transformers)", fmt::join(optimizer_names(), ", ")));
+  command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9) and rmsprop (default: 0)")
+      ->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
       ->capture_default_str()
       ->check(number());
   command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
+  for (const SettingOfOptimizers& setting : settings_of_optimizers()) {
+    std::string flag = fmt::format("--{}", setting.name);
+    std::ranges::replace(flag, '_', '-');
+    const std::string name(setting.name), what(setting.what);
+    if (command.get_option_no_throw(flag) != nullptr) continue;  // it has a field of its own
+    if (setting.is_form) {
+      command.add_flag_callback(
+          flag, [this, name] { settings[name] = 1; }, what);
+    } else {
+      command
+          .add_option_function<double>(
+              flag, [this, name](double value) { settings[name] = value; }, what)
+          ->type_name("NUMBER")
+          ->check(number(0, setting.most));
+    }
+  }
   command
       .add_option("--freeze", freeze,
                   "Leave parameters of these names as they are, 'layer1.*' or 'conv1.weight'; may be given again")
@@ -224,19 +243,33 @@ OptimizerOptions CommonFlags::optimizer_options() const {
                            .clip_grad_norm = clip_grad_norm,
                            .accumulate = accumulate,
                            .sync_batch_norm = sync_batch_norm};
-  if (momentum) options.momentum = *momentum;
+  set_optimizer(options);
   return options;
 }
 
-void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
-  if (!flags.momentum || optimizer == "sgd") return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("--momentum is of sgd; {} has none that could be set: leave the flag out", optimizer));
+void CommonFlags::set_optimizer(OptimizerOptions& options) const {
+  const bool is_adam = options.name == "adam" || options.name == "adamw";
+  if (momentum && options.name == "sgd") {
+    options.momentum = *momentum;
+  } else if (momentum) {
+    options.settings["momentum"] = *momentum;
+  }
+  for (const auto& [name, value] : settings) {
+    if (is_adam && name == "beta1") {
+      options.beta1 = value;
+    } else if (is_adam && name == "beta2") {
+      options.beta2 = value;
+    } else if (is_adam && name == "eps") {
+      options.epsilon = value;
+    } else {
+      options.settings[name] = value;
+    }
+  }
 }
 
 void CommonFlags::check(bool from_file) const {
   check_choices(policy, placement);
-  plimsoll::check(optimizer_options());
+  if (!from_file || !optimizer.empty()) plimsoll::check(optimizer_options());  // else the file says which it is
   if (has_paper_layers() && accumulate > 1) {
     throw Error(ErrorCode::invalid_input,
                 "--accumulate: the papers' layer model knows no accumulation; leave out --layer-model paper");
@@ -407,6 +440,7 @@ CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
                                                      {"--layer-model", flags.layer_model != none.layer_model},
                                                      {"--optimizer", !flags.optimizer.empty()},
                                                      {"--momentum", flags.momentum.has_value()},
+                                                     {"--optimizer's settings", !flags.settings.empty()},
                                                      {"--weight-decay", flags.weight_decay != 0},
                                                      {"--nesterov", flags.nesterov},
                                                      {"--freeze", !flags.freeze.empty()},

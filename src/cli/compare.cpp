@@ -431,7 +431,6 @@ Run add_compare(CLI::App& app) {
   return [flags] {
     flags->check();
     if (flags->is_share() && !is_cost_graph(flags->model)) flags->memory_bytes();
-    check_momentum(*flags, flags->optimizer_options().name);
     if (flags->run) check_can_run(*flags);
     check_apart({{"--json", flags->json}}, {file_read_by("MODEL", flags->model), file_read_by("--data", flags->data)});
     return Comparison(*flags).run();
@@ -465,7 +464,6 @@ Run add_max(CLI::App& app) {
       }
       return Largest(*flags).run();
     }
-    check_momentum(*flags, flags->optimizer_options().name);
     build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, flags->input(1));
     return Largest(*flags).run();
   };

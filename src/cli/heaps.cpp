@@ -27,7 +27,6 @@ int run_heaps(const HeapsFlags& flags, const CLI::App& command) {
   flags.check();
   if (flags.means_process())
     throw Error(ErrorCode::invalid_input, "--memory-is process: heaps compares arenas; leave the flag out");
-  check_momentum(flags, flags.optimizer_options().name);
   if (is_simulated(flags.device)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("device '{}' is simulated: it plans, it does not run", flags.device));

@@ -385,7 +385,6 @@ int run_plan(const PlanFlags& flags) {
   if (is_cost_graph(flags.model)) return plan_cost_graph(flags);
   const Stopwatch watch;
   flags.check();
-  check_momentum(flags, flags.optimizer_options().name);
   check_costs(flags);
   JsonLines out(flags.json);
   ModelInput input = planned_input(flags);

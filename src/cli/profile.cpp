@@ -272,7 +272,6 @@ int run_profile(const ProfileFlags& flags, const std::shared_ptr<Communicator>& 
   flags.check();
   if (flags.means_process())
     throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
-  check_momentum(flags, flags.optimizer_options().name);
   if (ranks != nullptr) return profile_together(flags, ranks);
   check_apart(
       {{"--json", flags.json}, {"--export", flags.export_to}},

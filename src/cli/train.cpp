@@ -79,7 +79,9 @@ void add_data_to(CLI::App& command, TrainFlags& flags) {
 }
 
 void add_learning_rate_to(CLI::App& command, TrainFlags& flags) {
-  command.add_option("--lr", flags.lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")
+  command
+      .add_option("--lr", flags.lr,
+                  "Learning rate (default: 0.05 for sgd, PyTorch's for the others, as 0.001 for adam)")
       ->check(positive_number());
   command.add_option("--sched", flags.schedule.name, "Learning-rate schedule: constant, step, cosine")
       ->capture_default_str();

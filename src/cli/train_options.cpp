@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "autodiff/optimizers.h"
+#include "autodiff/update_rules.h"
 #include "cli/checks.h"
 #include "compile/plan_file.h"
 #include "plimsoll/checkpoint.h"
@@ -19,7 +22,9 @@ constexpr std::string_view kDefaultMemory = "12MiB";
 constexpr int64_t kDefaultEpochs = 12;
 constexpr int64_t kTextEpochs = 3, kByteVocabulary = 256;
 
-double default_lr(std::string_view optimizer) { return optimizer == "sgd" ? 0.05 : 0.001; }
+double default_lr(std::string_view optimizer) {
+  return optimizer == "sgd" ? 0.05 : update_rule(optimizer).learning_rate;
+}
 
 // Flags that were not given come from the checkpoint, so that `--resume FILE` alone goes on with what was begun.
 void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
@@ -45,6 +50,11 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--momentum", options.optimizer.momentum, saved.optimizer.momentum);
   take("--weight-decay", options.optimizer.weight_decay, saved.optimizer.weight_decay);
   take("--nesterov", options.optimizer.nesterov, saved.optimizer.nesterov);
+  options.optimizer.beta1 = saved.optimizer.beta1;
+  options.optimizer.beta2 = saved.optimizer.beta2;
+  options.optimizer.epsilon = saved.optimizer.epsilon;
+  options.optimizer.settings = saved.optimizer.settings;
+  flags.set_optimizer(options.optimizer);
   take("--freeze", options.optimizer.freeze, saved.optimizer.freeze);
   take("--clip-grad-norm", options.optimizer.clip_grad_norm, saved.optimizer.clip_grad_norm);
   take("--accumulate", options.optimizer.accumulate, saved.optimizer.accumulate);
@@ -154,9 +164,19 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   const OptimizerOptions &asked = flags.optimizer_options(), &planned = request.optimizer;
   plan.check("--device", flags.device, saved.plan.device_name);
   plan.check("--optimizer", asked.name, planned.name);
-  plan.check("--momentum", asked.momentum, planned.momentum);
-  plan.check("--weight-decay", asked.weight_decay, planned.weight_decay);
-  plan.check("--nesterov", asked.nesterov, planned.nesterov);
+  const OptimizerSettings asked_settings = all_settings(asked), planned_settings = all_settings(planned);
+  for (const auto& [name, value] : asked_settings) {
+    std::string flag = fmt::format("--{}", name);
+    std::ranges::replace(flag, '_', '-');
+    const auto there = planned_settings.find(name);
+    if (there != planned_settings.end() && setting_of_optimizers(name).is_form) {
+      plan.check(flag.c_str(), value != 0, there->second != 0);
+    } else if (there != planned_settings.end()) {
+      plan.check(flag.c_str(), value, there->second);
+    } else if (name != "momentum" && plan.given(flag.c_str())) {
+      plan.refuse(fmt::format("was made with --optimizer {}, which has no {}", planned.name, flag));
+    }
+  }
   const auto listed = [](const std::vector<std::string>& patterns) {
     return fmt::format("{}", fmt::join(patterns, " "));
   };
@@ -267,7 +287,6 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
-  check_momentum(flags, options.optimizer.name);
   check(options.optimizer);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {

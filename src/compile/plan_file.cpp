@@ -38,6 +38,7 @@ json request_json(const PlanRequest& r) {
               {"beta2", r.optimizer.beta2},
               {"epsilon", r.optimizer.epsilon}}}};
   if (!r.optimizer.freeze.empty()) j["optimizer"]["freeze"] = r.optimizer.freeze;
+  if (!r.optimizer.settings.empty()) j["optimizer"]["settings"] = r.optimizer.settings;
   if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
   if (r.optimizer.accumulate != 1) j["optimizer"]["accumulate"] = r.optimizer.accumulate;
   if (r.optimizer.sync_batch_norm) j["optimizer"]["sync_batch_norm"] = true;
@@ -52,8 +53,8 @@ json request_json(const PlanRequest& r) {
 }
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
-  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "freeze", "clip_grad_norm",
-          "accumulate", "sync_batch_norm"});
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "settings", "freeze",
+          "clip_grad_norm", "accumulate", "sync_batch_norm"});
   OptimizerOptions options{.name = r.member("name").text(),
                            .momentum = r.member("momentum").number(),
                            .nesterov = r.member("nesterov").boolean(),
@@ -64,6 +65,11 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
   if (r.has("freeze")) {
     const JsonReader patterns = r.member("freeze");
     for (size_t i = 0; i < patterns.size(); ++i) options.freeze.push_back(patterns.item(i).text());
+  }
+  if (r.has("settings")) {
+    const JsonReader settings = r.member("settings");
+    if (!settings.raw().is_object()) settings.expected("an object");
+    for (const auto& [name, value] : settings.raw().items()) options.settings[name] = settings.member(name).number();
   }
   if (r.has("clip_grad_norm")) options.clip_grad_norm = r.member("clip_grad_norm").number();
   if (r.has("accumulate")) options.accumulate = r.member("accumulate").integer(1, kMostAccumulated);

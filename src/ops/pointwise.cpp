@@ -1,6 +1,10 @@
 // Pointwise: an expression of the elements of up to some inputs, stretched over each other as in numpy. The gradient is
 // Pointwise ops again, by symbolic derivatives, and sums where an input was stretched. Either the output or the inputs
 // are read for it, whatever must be kept less.
+//
+// PointwiseUpdate is the same as a part of an optimizer's update: it has the shape and the layout of the parameter, its
+// first input, and must lie in the bytes of the input number "place", a state or the parameter. Where "place" is -1 it is
+// a value that several of them read.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -169,8 +173,43 @@ OpType pointwise() {
   };
 }
 
+std::vector<TensorSpec> infer_update(const Attributes& attributes, std::span<const Tensor* const> in) {
+  const std::vector<TensorSpec> specs = infer_pointwise(attributes, in);
+  const int64_t place = attributes.integer("place"), inputs = static_cast<int64_t>(in.size());
+  if (place < -1 || place >= inputs) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("place is {}; -1 or one of the {} inputs is expected", place, inputs));
+  }
+  if (specs[0].shape != in[0]->shape || specs[0].dtype != in[0]->dtype) {
+    throw Error(ErrorCode::invalid_input, fmt::format("the result is {}, which is not the parameter '{}' of {}",
+                                                      to_string(specs[0].shape), in[0]->name, to_string(in[0]->shape)));
+  }
+  if (place < 0) return {{specs[0].shape, specs[0].dtype, Role::gradient}};
+  const Tensor& old = *in[static_cast<size_t>(place)];
+  expect_same_shape(*in[0], old);
+  expect_same_dtype(*in[0], old);
+  return {{old.shape, old.dtype, old.role}};
+}
+
+OpType pointwise_update() {
+  OpType type = pointwise();
+  type.name = "PointwiseUpdate";
+  type.infer = infer_update;
+  type.gradient = {};
+  type.in_place = [](const Graph&, const Op& op) {
+    const int64_t place = op.attributes.integer("place");
+    return place < 0 ? std::vector<InPlace>{} : std::vector<InPlace>{{0, static_cast<int>(place), true}};
+  };
+  type.changes_state = true;
+  return type;
+}
+
 }  // namespace
 
-std::vector<OpType> pointwise_ops() { return of_kind(LayerKind::activation, {pointwise()}); }
+std::vector<OpType> pointwise_ops() {
+  std::vector<OpType> types = of_kind(LayerKind::activation, {pointwise()});
+  types.push_back(of_kind(LayerKind::other, {pointwise_update()})[0]);
+  return types;
+}
 
 }  // namespace plimsoll

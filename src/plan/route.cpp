@@ -276,7 +276,9 @@ Route gather_updates(const Graph& graph, const Route& route) {
   };
   for (const OpId id : route.order) {
     const Op& op = graph.op(id);
-    const bool waits = op.phase == Phase::update && op.type->changes_state && op.inputs.size() > 2 &&
+    // One of several ops of an update stays where the others are.
+    const bool alone = op.type->name != "PointwiseUpdate";
+    const bool waits = op.phase == Phase::update && op.type->changes_state && op.inputs.size() > 2 && alone &&
                        graph.tensor(op.inputs[1]).bytes() <= kSmall &&
                        std::ranges::all_of(op.outputs, [&](TensorId out) { return readers[out].empty(); });
     if (!waits) {

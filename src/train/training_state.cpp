@@ -68,6 +68,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   static const OptimizerOptions usual;
   static const SavedSettings other;
   field("optimizer.freeze", s.optimizer.freeze, usual.freeze);
+  field("optimizer.settings", s.optimizer.settings, usual.settings);
   field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, usual.clip_grad_norm);
   field("optimizer.accumulate", s.optimizer.accumulate, usual.accumulate);
   field("optimizer.sync_batch_norm", s.optimizer.sync_batch_norm, usual.sync_batch_norm);
@@ -144,6 +145,10 @@ void take(const json& from, std::string_view path, Texts& to) {
     if (!value.is_string()) wrong(fmt::format("{}.{}", path, key), "a text");
     to[key] = value.get<std::string>();
   }
+}
+void take(const json& from, std::string_view path, OptimizerSettings& to) {
+  if (!from.is_object()) wrong(path, "an object of numbers");
+  for (const auto& [key, value] : from.items()) take(value, fmt::format("{}.{}", path, key), to[key]);
 }
 
 void take(const json& from, std::string_view path, Bytes& to) {
@@ -299,6 +304,7 @@ void check_ranges(const TrainingState& s) {
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
   whole("settings.zero_stage", s.settings.zero_stage, kMostShardingStage);
+  for (const auto& [name, value] : s.optimizer.settings) number(fmt::format("optimizer.settings.{}", name), value, 1e9);
   if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
   whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <tuple>
 
+#include "autodiff/update_rules.h"
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
@@ -36,6 +37,17 @@ std::vector<float> compiled_settings(const Graph& graph, TensorId rate) {
                                                               : AdamSettings(op.attributes).values();
   }
   return std::vector<float>(element_count(graph.tensor(rate).shape));
+}
+
+// Of an update by formulas, the optimizer and the settings that it was compiled with; nothing where it is another.
+void read_rule(const Graph& graph, TensorId rate, GroupUpdate& group) {
+  for (const Op& op : graph.ops()) {
+    if (!op.attributes.has("optimizer") || std::ranges::find(op.inputs, rate) == op.inputs.end()) continue;
+    group.rule = &update_rule(op.attributes.text("optimizer"));
+    for (const auto& [name, usual] : group.rule->usual)
+      group.settings.emplace(name, op.attributes.real(std::string(name), usual));
+    return;
+  }
 }
 
 void expect_size(const Graph& graph, TensorId id, size_t given, const char* what) {
@@ -82,9 +94,12 @@ void TrainingStep::find_tensors() {
   learning_rates_.clear();
   for (size_t i = 0; graph.find_tensor(learning_rate_name(i)).valid(); ++i)
     learning_rates_.push_back(graph.find_tensor(learning_rate_name(i)));
-  const bool set_before = settings_.size() == learning_rates_.size();
-  for (size_t i = 0; i < learning_rates_.size() && !set_before; ++i)
-    settings_.push_back(compiled_settings(graph, learning_rates_[i]));
+  const bool set_before = groups_.size() == learning_rates_.size();
+  for (size_t i = 0; i < learning_rates_.size() && !set_before; ++i) {
+    GroupUpdate& group = groups_.emplace_back();
+    read_rule(graph, learning_rates_[i], group);
+    if (group.rule == nullptr) group.values = compiled_settings(graph, learning_rates_[i]);
+  }
   step_number_ = graph.find_tensor("step_number");
   seed_tensor_ = graph.find_tensor("seed");
   count_tensor_ = graph.find_tensor("accumulated");
@@ -108,7 +123,7 @@ void TrainingStep::start_at(int64_t step, uint64_t seed, int64_t accumulated) {
 
 void TrainingStep::go_on_from(const TrainingStep& other) {
   start_at(other.number_, other.seed_, other.accumulated_);
-  settings_ = other.settings_;
+  groups_ = other.groups_;
 }
 
 void TrainingStep::feed(const Batch& batch) {
@@ -233,8 +248,7 @@ void TrainingStep::start(std::span<const double> learning_rates, int64_t batches
   const int64_t wanted = batches > 0 ? batches : most;
   updates_ = accumulated_ + 1 >= wanted;
   for (size_t i = 0; i < learning_rates.size(); ++i) {
-    settings_[i][0] = static_cast<float>(learning_rates[i]);
-    executor_->write(learning_rates_[i], std::as_bytes(std::span(settings_[i])));
+    write_settings(learning_rates_[i], groups_[i], learning_rates[i]);
   }
   write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
   write_scalar(*executor_, update_number_, number_);
@@ -250,6 +264,19 @@ void TrainingStep::start(std::span<const double> learning_rates, int64_t batches
   executor_->start_step();
 }
 
+// What is not the learning rate's follows it there, or is an input of its own.
+void TrainingStep::write_settings(TensorId rate, GroupUpdate& group, double learning_rate) {
+  if (group.rule == nullptr) {
+    group.values[0] = static_cast<float>(learning_rate);
+    executor_->write(rate, std::as_bytes(std::span(group.values)));
+    return;
+  }
+  const Graph& graph = program_->network.graph;
+  const UpdateMoment moment{learning_rate, number_ + 1 - group.behind, group.mu_product};
+  for (const auto& [name, value] : group.rule->factors(group.settings, moment))
+    write_scalar(*executor_, graph.find_tensor(factor_name(graph.tensor(rate).name, name)), static_cast<float>(value));
+}
+
 double TrainingStep::finish() {
   executor_->finish_step();
   const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
@@ -260,19 +287,39 @@ double TrainingStep::finish() {
 }
 
 void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
-  if (group >= settings_.size() || settings_[group].size() == 1) {
+  if (group >= groups_.size() || (groups_[group].rule == nullptr && groups_[group].values.size() == 1)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the step was compiled without a group {} of its own settings", group));
   }
   Attributes attributes{{"weight_decay", settings.weight_decay}, {"momentum", settings.momentum}};
-  if (settings_[group].size() == SgdSettings::kCount) {
-    settings_[group] = SgdSettings(attributes).values();
+  GroupUpdate& update = groups_[group];
+  if (update.rule != nullptr) return set_rule(update, settings);
+  if (update.values.size() == SgdSettings::kCount) {
+    update.values = SgdSettings(attributes).values();
     return;
   }
   attributes.set("beta1", settings.beta1);
   attributes.set("beta2", settings.beta2);
   attributes.set("epsilon", settings.epsilon);
-  settings_[group] = AdamSettings(attributes).values();
+  update.values = AdamSettings(attributes).values();
+}
+
+void TrainingStep::set_rule(GroupUpdate& update, const ParameterGroup& settings) {
+  const OptimizerSettings now = all_settings({.name = std::string(update.rule->name),
+                                              .momentum = settings.momentum,
+                                              .nesterov = settings.nesterov,
+                                              .weight_decay = settings.weight_decay,
+                                              .beta1 = settings.beta1,
+                                              .beta2 = settings.beta2,
+                                              .epsilon = settings.epsilon,
+                                              .settings = settings.settings});
+  if (!same_form(now, update.settings)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} was compiled with other formulas than these settings ask for", update.rule->name));
+  }
+  update.settings = now;
+  update.behind = settings.behind;
+  update.mu_product = settings.mu_product;
 }
 
 double TrainingStep::loss() const {

@@ -266,6 +266,47 @@ TEST_F(Trained, FrozenParametersStayAsTheyAreAndTakeNoRoom) {
   EXPECT_THAT(train(base + "3 --freeze '*'").err, HasSubstr("nothing to train"));
 }
 
+TEST_F(Trained, EveryOptimizerGoesOnWhereItStopped) {
+  const std::string flags[] = {"rmsprop --alpha 0.9 --centered --momentum 0.5 --lr 0.001",
+                               "adagrad --lr-decay 0.1 --initial-accumulator-value 0.1",
+                               "adadelta --rho 0.8 --eps 1e-4",
+                               "adamax --beta2 0.99 --weight-decay 0.01",
+                               "nadam --momentum-decay 0.1 --decoupled-weight-decay",
+                               "radam --beta1 0.8",
+                               "adam --amsgrad --beta2 0.9 --eps 1e-6",
+                               "sgd --dampening 0.5 --lr 0.01"};
+  for (const std::string& optimizer : flags) {
+    SCOPED_TRACE(optimizer);
+    const std::string training = "mlp --data digits --batch 64 --exact --evaluate-every 0 --optimizer " + optimizer;
+    const Outcome whole = train(training + " --steps 6");
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    ASSERT_EQ(train(training + " --steps 3").code, 0);
+    const Outcome resumed = run("train --steps 6 --json - --resume " + path("c.safetensors"));
+    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(last(resumed, "done")["weights_sha256"], last(whole, "done")["weights_sha256"]);
+    EXPECT_TRUE(std::isfinite(last(whole, "step")["loss"].get<double>()));
+  }
+}
+
+TEST_F(Trained, AnOptimizersSettingsComeWithThePlan) {
+  ASSERT_EQ(
+      run("plan mlp --data digits --batch 64 --memory 8MiB --optimizer rmsprop --alpha 0.9 --save " + path("p.json"))
+          .code,
+      0);
+  EXPECT_EQ(run("verify " + path("p.json")).code, 0);
+  const std::string with_plan = "train --costs estimated --steps 2 --evaluate-every 0 --plan " + path("p.json");
+  const Outcome ran = run(with_plan);
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  for (const auto& [flag, expected] :
+       {std::pair{"--alpha 0.8", "was made with --alpha 0.9, which --alpha 0.8 cannot"},
+        std::pair{"--centered", "was made with --centered false"},
+        std::pair{"--rho 0.8", "was made with --optimizer rmsprop, which has no --rho"}}) {
+    const Outcome refused = run(with_plan + " " + flag);
+    EXPECT_EQ(refused.code, 2) << flag;
+    EXPECT_THAT(refused.err, HasSubstr(expected));
+  }
+}
+
 TEST_F(Trained, APlanWithFrozenParametersIsSavedVerifiedAndRun) {
   const std::string plan = path("plan.json");
   const Outcome saved =

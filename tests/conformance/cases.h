@@ -394,6 +394,21 @@ inline std::vector<Case> update_cases() {
                    {"decoupled", int64_t{decoupled}}});
            }});
     }
+    // A state by an expression, the parameter by another, and a value that several read.
+    for (const auto& [place, expression] :
+         {std::pair{2, "where(lt(x3,0),x2,add(mul(0.9,x2),square(add(x1,mul(x4,x0)))))"},
+          std::pair{0, "where(lt(x3,0),x0,sub(x0,mul(x4,div(x1,add(sqrt(x2),1e-3)))))"},
+          std::pair{-1, "mul(div(sqrt(add(x2,x4)),sqrt(add(x0,8))),x1)"}}) {
+      for (const double scale : {1.0, -1.0}) {
+        cases.push_back(
+            {"PointwiseUpdate", fmt::format("{} place {} scale {}", to_string(shape), place, scale),
+             [=, place = place, expression = std::string(expression)](CaseBuilder& b) {
+               b.op("PointwiseUpdate",
+                    {b.normal(shape), b.normal(shape), b.uniform(shape, 0.5, 2), b.scalar(scale), b.scalar(0.1)},
+                    {{"expression", expression}, {"place", int64_t{place}}});
+             }});
+      }
+    }
   }
   return cases;
 }

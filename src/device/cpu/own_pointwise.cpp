@@ -283,6 +283,8 @@ class PointwiseKernel final : public OwnKernel {
         elements_(storage_elements(graph.tensor(op.outputs[0]).shape, graph.tensor(op.outputs[0]).layout)) {
     const Tensor& y = graph.tensor(op.outputs[0]);
     require_one_layout_of_f32(graph, op, y);
+    // The workspace of an update is booked before it is known how the parameter lies.
+    if (op.type->changes_state) parts_ = parts_for(element_count(y.shape) * int64_t{sizeof(float)}, threads);
     const std::vector<StorageAxis> axes = storage_axes(y);
     for (const auto& [slot, which] : program_.inputs) {
       const Tensor& x = graph.tensor(op.inputs[which]);
@@ -533,7 +535,8 @@ std::unique_ptr<Kernel> make_expression(const Expression& expression, const std:
 std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_specs, make_own<CastKernel>}},
           {"Expand", {expand_specs, make_own<ExpandKernel>}},
-          {"Pointwise", {pointwise_specs, make_own<PointwiseKernel>}}};
+          {"Pointwise", {pointwise_specs, make_own<PointwiseKernel>}},
+          {"PointwiseUpdate", {pointwise_specs, make_own<PointwiseKernel>}}};
 }
 
 }  // namespace plimsoll::cpu

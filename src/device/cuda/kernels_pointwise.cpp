@@ -84,19 +84,32 @@ Walked walk_together(const Op& op, const Shape& shape, const std::vector<size_t>
 
 bool lies_as(const Tensor& x, const Tensor& y) { return x.shape == y.shape && x.dtype == DType::f32; }
 
+// An update runs over its storage, however that is laid out: what is not of the parameter's shape is a number.
+Tensor storage_of(const Tensor& tensor) {
+  Tensor storage = tensor;
+  storage.shape = {storage_elements(tensor.shape, tensor.layout)};
+  storage.layout = {};
+  return storage;
+}
+
 class PointwiseOnCuda final : public CudaKernel {
  public:
   PointwiseOnCuda(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
-    const Tensor& y = graph.tensor(op.outputs[0]);
+    const Tensor& result = graph.tensor(op.outputs[0]);
+    const Tensor y = op.type->changes_state ? storage_of(result) : result;
     std::vector<std::vector<int64_t>> steps;
     for (TensorId id : op.inputs) {
-      if (!lies_as(graph.tensor(id), y)) steps.push_back(stretched_steps(op, graph.tensor(id), y));
+      const Tensor& x = graph.tensor(id);
+      if (lies_as(x, result)) continue;
+      if (x.shape.size() > y.shape.size()) refuse(op, fmt::format("'{}' is no number", x.name));
+      steps.push_back(stretched_steps(op, x, y));
     }
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
-      if (lies_as(x, y) && order_of(op, x) != order_of(op, y)) {
+      const bool alike = x.layout == result.layout || (x.layout.is_plain() && result.layout.is_plain());
+      if (lies_as(x, result) && !alike && order_of(op, x) != order_of(op, result)) {
         refuse(op, fmt::format("'{}' lies in layout '{}' and '{}' in '{}'; one is expected", x.name, x.layout.tag,
-                               y.name, y.layout.tag));
+                               result.name, result.layout.tag));
       }
     }
     const Walked walked = walk_together(op, y.shape, order_of(op, y), steps);
@@ -107,7 +120,7 @@ class PointwiseOnCuda final : public CudaKernel {
       const Tensor& x = graph.tensor(id);
       PointwiseSource& source = inputs.emplace_back();
       source.dtype = number_of(op, x);
-      source.alongside = lies_as(x, y);
+      source.alongside = lies_as(x, result);
       if (source.alongside) continue;
       source.steps = walked.steps[next++];
       source.fours = in_fours(walked.sizes, source.steps, source.dtype);
@@ -321,6 +334,7 @@ std::vector<NamedFactory> pointwise_kernels() {
   return {{"Cast", {cast_cuda_specs, make_own<CastOnCuda>}},
           {"Expand", {expand_cuda_specs, make_own<ExpandOnCuda>}},
           {"Pointwise", {pointwise_cuda_specs, make_own<PointwiseOnCuda>}},
+          {"PointwiseUpdate", {pointwise_cuda_specs, make_own<PointwiseOnCuda>}},
           {"Reduce", {reduce_cuda_specs, make_own<ReduceOnCuda>}}};
 }
 

@@ -1,0 +1,108 @@
+#include "autodiff/update_formulas.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+
+Formulas::Formulas(Graph& graph, const UpdateTensors& tensors, const OptimizerSettings& settings, std::string layer,
+                   AddState add_state)
+    : graph_(graph),
+      tensors_(tensors),
+      settings_(settings),
+      parameter_name_(graph.tensor(tensors.parameter).name),
+      layer_(std::move(layer)),
+      add_state_(std::move(add_state)) {}
+
+Term Formulas::leaf(TensorId id) {
+  const auto known = std::ranges::find(leaves_, id);
+  const auto i = static_cast<int32_t>(known - leaves_.begin());
+  if (known == leaves_.end()) leaves_.push_back(id);
+  return {this, builder_.input(i)};
+}
+
+Term Formulas::gradient() {
+  Term gradient = leaf(tensors_.gradient);
+  if (tensors_.scale.valid()) gradient = leaf(tensors_.scale) * gradient;
+  return has("maximize") ? -gradient : gradient;
+}
+
+Term Formulas::operator[](std::string_view name) {
+  const Tensor rate = graph_.tensor(tensors_.learning_rate);  // a copy: the tensor list grows below
+  const std::string full = factor_name(rate.name, name);
+  const TensorId known = graph_.find_tensor(full);
+  return leaf(known.valid() ? known : graph_.add_source(full, {}, rate.dtype, Role::hyperparameter));
+}
+
+Term Formulas::state(std::string_view suffix, double first) {
+  const TensorId id = add_state_(suffix, first);
+  states_.emplace_back(id, id);
+  return leaf(id);
+}
+
+Term Formulas::next(Term state, Term formula) {
+  const TensorId before = leaves_[static_cast<size_t>(builder_.node(state.node).input)];
+  const std::string name = graph_.tensor(before).name;
+  const TensorId after = append(name + "/update", before, unless_waiting(state, formula), {}, name + ".next");
+  std::ranges::find(states_, before, &std::pair<TensorId, TensorId>::first)->second = after;
+  return leaf(after);
+}
+
+Term Formulas::computed(std::string_view name, Term formula) {
+  const std::string full = fmt::format("{}/{}", parameter_name_, name);
+  return leaf(append(full, {}, formula, {}, full + ":0"));
+}
+
+TensorId Formulas::finish(Term formula, Attributes attributes) {
+  return append(parameter_name_ + "/update", tensors_.parameter, unless_waiting(parameter(), formula),
+                std::move(attributes), parameter_name_ + ".next");
+}
+
+// With a scale below 0 there is nothing to update yet.
+Term Formulas::unless_waiting(Term old, Term formula) {
+  if (!tensors_.scale.valid()) return formula;
+  return where(call(Function::lt, leaf(tensors_.scale), number(0)), old, formula);
+}
+
+// The parameter is the first input, read or not: where it lies, all lie.
+TensorId Formulas::append(std::string_view name, TensorId place, Term formula, Attributes attributes,
+                          std::string output) {
+  Expression expression = builder_.take(formula.node);
+  std::vector<TensorId> inputs = {tensors_.parameter};
+  const auto number_of = [&](TensorId id) {
+    const auto known = std::ranges::find(inputs, id);
+    const auto number = static_cast<int32_t>(known - inputs.begin());
+    if (known == inputs.end()) inputs.push_back(id);
+    return number;
+  };
+  for (ExpressionNode& node : expression.nodes) {
+    if (node.kind == ExpressionNode::Kind::input) node.input = number_of(leaves_[static_cast<size_t>(node.input)]);
+  }
+  attributes.set("expression", to_string(expression));
+  attributes.set("place", place.valid() ? int64_t{number_of(place)} : int64_t{-1});
+  return graph_.output(
+      graph_.add_op("PointwiseUpdate", std::string(name), layer_, inputs, attributes, Phase::update, {output}));
+}
+
+Term Formulas::call(Function function, Term a, Term b, Term c) {
+  return {this, builder_.call(function, a.node, b.node, c.node)};
+}
+
+Term operator+(Term a, Term b) { return a.of->call(Function::add, a, b); }
+Term operator-(Term a, Term b) { return a.of->call(Function::sub, a, b); }
+Term operator*(Term a, Term b) { return a.of->call(Function::mul, a, b); }
+Term operator/(Term a, Term b) { return a.of->call(Function::div, a, b); }
+Term operator-(Term a) { return a.of->call(Function::neg, a); }
+Term sqrt(Term a) { return a.of->call(Function::sqrt, a); }
+Term abs(Term a) { return a.of->call(Function::abs, a); }
+Term max(Term a, Term b) { return a.of->call(Function::max, a, b); }
+Term where(Term condition, Term yes, Term no) { return yes.of->call(Function::where, condition, yes, no); }
+
+std::string factor_name(std::string_view learning_rate, std::string_view factor) {
+  return factor == "learning_rate" ? std::string(learning_rate) : fmt::format("{}/{}", learning_rate, factor);
+}
+
+}  // namespace plimsoll
