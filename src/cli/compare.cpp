@@ -274,7 +274,8 @@ class Largest {
     halve(high);
     while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
     // Of a graph of costs `plan` looks longer, and may find what these have not.
-    while (only_costs_ && low_ < most && attempt(low_ + 1, true)) {}
+    while (only_costs_ && low_ < most && attempt(low_ + 1, true)) {
+    }
   }
 
   void halve(int64_t high) {

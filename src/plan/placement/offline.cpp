@@ -28,8 +28,8 @@ constexpr size_t kSearchItems = 2000;         // of more, only bundles are searc
 constexpr int64_t kGreedyLooks = 12'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
 constexpr int64_t kMendingLooks = 60'000'000, kMendingLooksOfMany = 12'000'000;  // in each of many placements
-constexpr int64_t kFirstFitLooks = 100'000'000;  // at ranges of bytes: some 4 s
-constexpr int64_t kNearlyGood = 50;              // what is above the goal by no more than this part of it is mended
+constexpr int64_t kFirstFitLooks = 100'000'000;                                  // at ranges of bytes: some 4 s
+constexpr int64_t kNearlyGood = 50;  // what is above the goal by no more than this part of it is mended
 // What greedy orders leave above the goal by more than this part of it seldom comes down to it. Of plans of the zoo's
 // networks whose items are some, 1 of 75 did, and 1 of 224 where they are many; of those with few 10 of 73, but these are
 // placed in no time.

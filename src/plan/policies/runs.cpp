@@ -73,8 +73,7 @@ class RunPlanner {
       const Sequence below = plan_below_a_limit(found);
       const double near_ms = (1 + kNearEnough) * timeline_.compute_ms + found.again_ms;
       if (!best_) {
-        plan_with_places({found.sequence, below}, kMostPlacedEffort,
-                         found.peak <= input_.budget.count ? 1 : kInVain);
+        plan_with_places({found.sequence, below}, kMostPlacedEffort, found.peak <= input_.budget.count ? 1 : kInVain);
       } else if (quick_.faster_than_ms > near_ms) {
         plan_with_places({below}, kSomePlacedEffort);
       }
