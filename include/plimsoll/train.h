@@ -100,7 +100,8 @@ struct StepEvent {
 };
 struct EpochEvent {
   int64_t epoch = 0, epochs = 0, step = 0;
-  double train_loss = 0, train_accuracy = 0;
+  double train_loss = 0;
+  std::optional<double> train_accuracy;  // of networks that classify
   std::optional<double> test_loss, test_accuracy;
   double seconds = 0;
   double lr = 0;                        // of the last step

@@ -95,7 +95,7 @@ json epoch_json(const EpochEvent& e) {
           {"epoch", e.epoch},
           {"step", e.step},
           {"train_loss", e.train_loss},
-          {"train_accuracy", e.train_accuracy},
+          {"train_accuracy", e.train_accuracy ? json(*e.train_accuracy) : json(nullptr)},
           {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
           {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
           {"seconds", e.seconds},
@@ -106,9 +106,9 @@ json epoch_json(const EpochEvent& e) {
 }
 
 std::string epoch_text(const EpochEvent& e, Language language) {
-  std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, ", e.epoch, e.epochs, e.train_loss);
-  text += language ? fmt::format("perplexity {:.4g}", perplexity(e.train_loss))
-                   : fmt::format("accuracy {:.2f} %", 100 * e.train_accuracy);
+  std::string text = fmt::format("epoch {}/{}: train loss {:.4f}", e.epoch, e.epochs, e.train_loss);
+  if (language) text += fmt::format(", perplexity {:.4g}", perplexity(e.train_loss));
+  if (e.train_accuracy && !language) text += fmt::format(", accuracy {:.2f} %", 100 * *e.train_accuracy);
   if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
   if (e.test_loss && language) text += fmt::format(", perplexity {:.4g}", perplexity(*e.test_loss));
   if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
@@ -270,7 +270,7 @@ void Narrator::tell_epoch(const EpochEvent& e) {
   if (epoch_log_) or_go_on_without([&] { epoch_log_->write(e); }, [&] { epoch_log_.reset(); });
   if (!event_file_) return;
   std::vector<Scalar> scalars{{"loss/train", e.train_loss}, {"lr", e.lr}, {"images_per_second", e.images_per_second}};
-  if (!language_) scalars.push_back({"accuracy/train", e.train_accuracy});
+  if (e.train_accuracy && !language_) scalars.push_back({"accuracy/train", *e.train_accuracy});
   if (language_) scalars.push_back({"perplexity/train", perplexity(e.train_loss)});
   if (language_ && e.test_loss) scalars.push_back({"perplexity/eval", perplexity(*e.test_loss)});
   if (e.test_loss) scalars.push_back({"loss/eval", *e.test_loss});

@@ -288,6 +288,9 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
   check(options.optimizer);
+  if (options.checkpoint_every > 0 && !options.checkpoint)
+    throw Error(ErrorCode::invalid_input,
+                "--checkpoint-every: there is no file to save to; name it by --checkpoint FILE");
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {
     if (!flags.memory) options.memory = parse_bytes(kDefaultMemory);

@@ -5,8 +5,13 @@
 #include <turbojpeg.h>
 
 #include <algorithm>
+#include <array>
+#include <exception>
 #include <memory>
+#include <span>
 
+#include "base/files.h"
+#include "data/sources.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -16,6 +21,7 @@ namespace {
 // at best, and a PNG pixel has at least one bit.
 constexpr int64_t kMostJpegPixelsPerByte = 64 * 8 * 8;
 constexpr int64_t kMostPngPixelsPerByte = 1032 * 8;
+constexpr Bytes kHeldFile = 4_MiB;  // of more, a PNG is not held whole beside its pixels
 
 [[noreturn]] void corrupt(const std::string& file_name, std::string_view format, std::string_view why) {
   throw Error(ErrorCode::corrupt_file, fmt::format("{}: damaged {}: {}", file_name, format, why));
@@ -98,18 +104,40 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   image.height = height;
 }
 
-void decode_png(std::string_view bytes, const std::string& file_name, Image& image, int64_t most_pixels) {
+// Reads a file as the decoder asks for it. What goes wrong is thrown when the decoder has given up.
+struct FileSource {
+  const InputFile& file;
+  int64_t at = 0;
+  std::exception_ptr error = {};
+
+  static int read(spng_ctx*, void* user, void* into, size_t length) {
+    FileSource& source = *static_cast<FileSource*>(user);
+    if (length > static_cast<size_t>(source.file.size() - source.at)) return SPNG_IO_EOF;
+    try {
+      source.file.read(source.at, {static_cast<std::byte*>(into), length});
+    } catch (const Error&) {
+      source.error = std::current_exception();
+      return SPNG_IO_ERROR;
+    }
+    source.at += static_cast<int64_t>(length);
+    return 0;
+  }
+};
+
+// Of so many bytes, which `feed` gives to the decoder.
+template <class Feed>
+void decode_png(size_t bytes, const Feed& feed, const std::string& file_name, Image& image, int64_t most_pixels) {
   const std::unique_ptr<spng_ctx, void (*)(spng_ctx*)> context(spng_ctx_new(0), spng_ctx_free);
   if (!context) throw Error(ErrorCode::device_failure, "libspng: spng_ctx_new failed");
   const auto check = [&](int status) {
     if (status != 0) corrupt(file_name, "PNG", spng_strerror(status));
   };
   check(spng_set_chunk_limits(context.get(), 8 << 20, 16 << 20));
-  check(spng_set_png_buffer(context.get(), bytes.data(), bytes.size()));
+  check(feed(context.get()));
   spng_ihdr header{};
   check(spng_get_ihdr(context.get(), &header));
   require_moderate(file_name, header.width, header.height);
-  require_plausible(file_name, "PNG", header.width, header.height, bytes.size(), kMostPngPixelsPerByte);
+  require_plausible(file_name, "PNG", header.width, header.height, bytes, kMostPngPixelsPerByte);
   require_at_most(file_name, header.width, header.height, most_pixels);
   size_t size = 0;
   check(spng_decoded_image_size(context.get(), SPNG_FMT_RGB8, &size));
@@ -120,17 +148,46 @@ void decode_png(std::string_view bytes, const std::string& file_name, Image& ima
   image.height = header.height;
 }
 
+bool is_png(std::string_view bytes) { return bytes.starts_with("\x89PNG"); }
+
+void begin_image(Image& image) {
+  image.channels = 3;
+  image.maximum = 255;
+}
+
 }  // namespace
 
 void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image,
                   int64_t most_pixels) {
-  image.channels = 3;
-  image.maximum = 255;
+  begin_image(image);
   if (bytes.starts_with("\xFF\xD8")) return decode_jpeg(bytes, file_name, smallest_side, image, most_pixels);
-  if (bytes.starts_with("\x89PNG")) return decode_png(bytes, file_name, image, most_pixels);
+  if (is_png(bytes)) {
+    const auto feed = [&](spng_ctx* context) { return spng_set_png_buffer(context, bytes.data(), bytes.size()); };
+    return decode_png(bytes.size(), feed, file_name, image, most_pixels);
+  }
   if (bytes.empty())
     throw Error(ErrorCode::corrupt_file, fmt::format("{}: is empty; expected a JPEG or PNG image", file_name));
   throw Error(ErrorCode::unsupported, fmt::format("{}: is neither JPEG nor PNG", file_name));
+}
+
+void decode_image_file(const std::filesystem::path& file, int64_t smallest_side, Image& image, int64_t most_pixels) {
+  const InputFile input(file);
+  std::array<char, 4> first{};
+  if (input.size() > kHeldFile.count && input.size() <= kLargestImageFile.count)
+    input.read(0, std::as_writable_bytes(std::span(first)));
+  if (!is_png({first.data(), first.size()}))
+    return decode_image(read_file(file, kLargestImageFile), file.string(), smallest_side, image, most_pixels);
+  begin_image(image);
+  FileSource source{input};
+  try {
+    decode_png(
+        static_cast<size_t>(input.size()),
+        [&](spng_ctx* context) { return spng_set_png_stream(context, FileSource::read, &source); }, file.string(),
+        image, most_pixels);
+  } catch (const Error&) {
+    if (source.error) std::rethrow_exception(source.error);
+    throw;
+  }
 }
 
 }  // namespace plimsoll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -20,5 +21,9 @@ inline constexpr int64_t kCountedPixels = 12'000'000;
 // once scaled down.
 void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image,
                   int64_t most_pixels = kMostDecodedPixels);
+
+// The same of a file of at most kLargestImageFile. A large PNG is read as it is decoded.
+void decode_image_file(const std::filesystem::path& file, int64_t smallest_side, Image& image,
+                       int64_t most_pixels = kMostDecodedPixels);
 
 }  // namespace plimsoll

@@ -371,5 +371,31 @@ TEST(DecodeImage, ScalesLargeJpegsDownButNotBelowWhatIsAskedFor) {
   EXPECT_EQ(image.pixels.size(), 300U * 240 * 3);
 }
 
+TEST(DecodeImage, ReadsALargePngAsItIsDecoded) {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "large.png";
+  std::vector<uint8_t> pixels(3 * 1400 * 1200);
+  uint32_t random = 1;
+  for (uint8_t& value : pixels) value = static_cast<uint8_t>((random = random * 1664525 + 1013904223) >> 24);
+  const std::string bytes = png(1400, 1200, pixels);
+  ASSERT_GT(bytes.size(), size_t{4} << 20);
+  const auto write = [&](std::string_view content) { std::ofstream(file, std::ios::binary) << content; };
+  write(bytes);
+  Image held, streamed;
+  decode_image(bytes, "x", 0, held);
+  decode_image_file(file, 0, streamed);
+  EXPECT_EQ(streamed.width, 1400);
+  EXPECT_EQ(streamed.pixels, held.pixels);
+  const auto is_refused = [&](std::string_view content) {
+    write(content);
+    const std::string text = error_text(ErrorCode::corrupt_file, [&] { decode_image_file(file, 0, streamed); });
+    return text.find("large.png: damaged PNG") != std::string::npos;
+  };
+  EXPECT_TRUE(is_refused(std::string_view(bytes).substr(0, bytes.size() - 1000)));
+  std::string changed = bytes;
+  changed[changed.size() / 2] ^= 1;
+  EXPECT_TRUE(is_refused(changed));
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -77,8 +77,7 @@ std::vector<std::string> list_image_files(const std::vector<std::string>& files_
 std::string read_image_file(const std::string& file, const DataInfo& info, std::span<float> into, int64_t most_pixels) {
   try {
     PrepareScratch scratch;
-    decode_image(read_file(file, kLargestImageFile), file, smallest_side(info, Split::test), scratch.image,
-                 most_pixels);
+    decode_image_file(file, smallest_side(info, Split::test), scratch.image, most_pixels);
     prepare(scratch.image, info, nullptr, {}, scratch, into);
     return {};
   } catch (const Error& error) {

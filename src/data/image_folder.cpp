@@ -194,7 +194,7 @@ class ImageFolder : public DataSet {
     size_t i = index;
     if (!order_.empty()) i = order_[split == Split::train ? i : i + info_.train_count];
     const fs::path file = (own_test ? test_root_ : train_root_) / listing.name(i);
-    decode_image(read_file(file, kLargestImageFile), file.string(), smallest_side, image);
+    decode_image_file(file, smallest_side, image);
     image.label = listing.labels[i];
   }
 

@@ -42,8 +42,8 @@ EpochLog::EpochLog(const std::filesystem::path& file, bool append) : path_(file)
 }
 
 void EpochLog::write(const EpochEvent& e) {
-  const std::string line = fmt::format("{},{},{:.9g},{:.9g},{},{},{:.9g},{:.3f},{:.6g},{}\n", e.epoch, e.step,
-                                       e.train_loss, e.train_accuracy, field(e.test_loss), field(e.test_accuracy), e.lr,
+  const std::string line = fmt::format("{},{},{:.9g},{},{},{},{:.9g},{:.3f},{:.6g},{}\n", e.epoch, e.step, e.train_loss,
+                                       field(e.train_accuracy), field(e.test_loss), field(e.test_accuracy), e.lr,
                                        e.seconds, e.images_per_second, field(e.gradient_norm));
   if (std::fputs(line.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0) return;
   throw Error(ErrorCode::device_failure,

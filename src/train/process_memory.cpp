@@ -68,7 +68,7 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
   memory.kernels = kKernels + (use.training ? kKernelsOfOp : kKernelsOfForwardOp) * ops;
   memory.threads = kThread * (use.threads + loaders * use.workers + copying);
   memory.batches = batch * (loaders * batches_prepared(batch, use.workers));
-  memory.data = use.data + kDecoding * use.decoders;
+  memory.data = use.data + kDecoding * (loaders * use.decoders);
   if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(network)) + Bytes{2 * kTierPiece};
   if (use.tiers.spill) memory.copies += Bytes{kDiskBuffers * kTierPiece};
   if (use.tiers.remote_memory) memory.copies += Bytes{kRemoteBuffers * kRemotePiece};

@@ -243,7 +243,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   EpochEvent event{.epoch = place_.epoch + 1, .epochs = last_epoch_, .step = place_.step};
   if (sums.seen > 0) {
     event.train_loss = sums.loss * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
-    event.train_accuracy = sums.has_correct ? sums.correct / static_cast<double>(sums.seen) : 0;
+    if (sums.has_correct) event.train_accuracy = sums.correct / static_cast<double>(sums.seen);
     event.lr = sums.lr;
     if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen) / sums.seconds;
     event.data_wait_percent = percent_of(sums.waiting, sums.seconds);
