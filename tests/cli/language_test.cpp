@@ -80,9 +80,10 @@ TEST_F(Language, IdsThatAreNoBytesArePrintedAsNone) {
 }
 
 TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
-  const Outcome trained =
-      train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB");
+  const Outcome trained = train(std::string(kSmall) + " --data " + write_text() +
+                                " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB --log-csv " + path("log.csv"));
   ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(slurp(path("log.csv")), testing::ContainsRegex("\n1,[0-9]+,[0-9.]+,,[0-9.]+,,")) << "no accuracy";
   std::vector<double> losses;
   for (const json& line : trained.lines()) {
     if (line["event"] != "step") continue;

@@ -21,6 +21,12 @@ using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
 using testing::HasSubstr;
 
+TEST_F(Cli, AsksForTheCheckpointThatIsToBeSavedEverySoManySteps) {
+  const Outcome outcome = run("train mlp --data digits --steps 1 --checkpoint-every 1");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--checkpoint-every: there is no file to save to; name it by --checkpoint FILE"));
+}
+
 TEST_F(Cli, RefusesNumbersThatAreNone) {
   for (const char* flag : {"--lr", "--momentum", "--weight-decay", "--min-lr", "--warmup-lr", "--decay-rate"}) {
     for (const char* value : {"nan", "inf", "-1", "1e400", "''", "1x", "-nan"}) {
