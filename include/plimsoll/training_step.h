@@ -189,7 +189,7 @@ class TrainingStep {
   std::vector<std::pair<TensorId, std::vector<std::byte>>> what_comes_next() const;
   void find_tensors();
   static void set_rule(GroupUpdate& update, const ParameterGroup& settings);
-  void write_settings(TensorId rate, GroupUpdate& group, double learning_rate);
+  void write_settings(size_t group, double learning_rate);
   void feed_channels_last(const Batch& batch);
 
   const Device& device_;
@@ -197,9 +197,10 @@ class TrainingStep {
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
   Bytes peak_before_swap_;
-  std::vector<TensorId> learning_rates_;  // by group
-  std::vector<GroupUpdate> groups_;       // the same
-  std::vector<double> rates_;             // one for all
+  std::vector<TensorId> learning_rates_;        // by group
+  std::vector<GroupUpdate> groups_;             // the same
+  std::vector<std::vector<TensorId>> factors_;  // the same: of updates by formulas, where UpdateRule::factors go
+  std::vector<double> rates_;                   // one for all
   TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;

@@ -100,6 +100,13 @@ void TrainingStep::find_tensors() {
     read_rule(graph, learning_rates_[i], group);
     if (group.rule == nullptr) group.values = compiled_settings(graph, learning_rates_[i]);
   }
+  factors_.clear();
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    std::vector<TensorId>& places = factors_.emplace_back();
+    if (groups_[i].rule == nullptr) continue;
+    for (const auto& [name, value] : groups_[i].rule->factors(groups_[i].settings, {}))
+      places.push_back(graph.find_tensor(factor_name(graph.tensor(learning_rates_[i]).name, name)));
+  }
   step_number_ = graph.find_tensor("step_number");
   seed_tensor_ = graph.find_tensor("seed");
   count_tensor_ = graph.find_tensor("accumulated");
@@ -248,7 +255,7 @@ void TrainingStep::start(std::span<const double> learning_rates, int64_t batches
   const int64_t wanted = batches > 0 ? batches : most;
   updates_ = accumulated_ + 1 >= wanted;
   for (size_t i = 0; i < learning_rates.size(); ++i) {
-    write_settings(learning_rates_[i], groups_[i], learning_rates[i]);
+    write_settings(i, learning_rates[i]);
   }
   write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
   write_scalar(*executor_, update_number_, number_);
@@ -265,16 +272,17 @@ void TrainingStep::start(std::span<const double> learning_rates, int64_t batches
 }
 
 // What is not the learning rate's follows it there, or is an input of its own.
-void TrainingStep::write_settings(TensorId rate, GroupUpdate& group, double learning_rate) {
+void TrainingStep::write_settings(size_t i, double learning_rate) {
+  GroupUpdate& group = groups_[i];
   if (group.rule == nullptr) {
     group.values[0] = static_cast<float>(learning_rate);
-    executor_->write(rate, std::as_bytes(std::span(group.values)));
+    executor_->write(learning_rates_[i], std::as_bytes(std::span(group.values)));
     return;
   }
-  const Graph& graph = program_->network.graph;
-  const UpdateMoment moment{learning_rate, number_ + 1 - group.behind, group.mu_product};
-  for (const auto& [name, value] : group.rule->factors(group.settings, moment))
-    write_scalar(*executor_, graph.find_tensor(factor_name(graph.tensor(rate).name, name)), static_cast<float>(value));
+  const Factors factors =
+      group.rule->factors(group.settings, {learning_rate, number_ + 1 - group.behind, group.mu_product});
+  for (size_t k = 0; k < factors.size(); ++k)
+    write_scalar(*executor_, factors_[i][k], static_cast<float>(factors[k].second));
 }
 
 double TrainingStep::finish() {
