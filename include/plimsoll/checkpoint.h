@@ -40,7 +40,7 @@ struct SavedCores {
 struct SavedSettings {
   int64_t image_size = 0, classes = 0;
   bool augment = true;
-  int64_t warmup_epochs = 0, decay_epochs = 30;
+  int64_t warmup_epochs = 0, decay_epochs = 30, evaluate_every = 1;
   double warmup_lr = 0, min_lr = 0, decay_rate = 0.1;
   int inter_op = 1, intra_op = 0, climb_interval = 0;
   std::optional<Strategies> strategies;
@@ -60,6 +60,16 @@ struct SavedInput {
   bool centre_crop = false;              // of an image, 7/8 of the largest middle part of the input's aspect is seen
   std::vector<std::string> class_names;  // where the data has them
   friend bool operator==(const SavedInput&, const SavedInput&) = default;
+};
+
+// What the batches of an epoch had until now, so that an epoch that was interrupted is told of like any other: sums over
+// its batches, and over the steps' norms.
+struct EpochSoFar {
+  double loss = 0;
+  std::optional<double> correct;  // where the network classifies
+  double gradient_norm = 0;
+  double step_loss = 0;  // over the batches of the step that is not complete
+  friend bool operator==(const EpochSoFar&, const EpochSoFar&) = default;
 };
 
 // Where a training is, and what it needs to be repeated bit for bit.
@@ -88,6 +98,7 @@ struct TrainingState {
   SavedSettings settings;
   std::optional<SavedCores> cores;
   std::optional<SavedInput> input;
+  std::optional<EpochSoFar> epoch_so_far;  // where the epoch has begun, and all of these are finite
 
   std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
 };

@@ -74,6 +74,7 @@ std::string unknown_name(std::string_view kind, std::string_view name, const std
   } else if (near = names_that_begin(name, known); !near.empty()) {
     text += fmt::format("; did you mean {}?", near);
   }
+  if (known.empty()) return fmt::format("unknown {} '{}'; there is none", kind, cut_text(name));
   if (known.size() <= 24) text += fmt::format("{} known: {}", near.empty() ? ";" : "", fmt::join(known, ", "));
   return text;
 }

@@ -87,7 +87,7 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
       ->type_name("SIZE");
   command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")
       ->capture_default_str();
-  command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")
+  command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit, gtbm")
       ->capture_default_str();
   command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
   command.add_option("--threads", threads, "Threads to compute with (default: all cores)")
@@ -290,6 +290,10 @@ void CommonFlags::check(bool from_file) const {
   if (image_size > 0 && !model.empty() && token_task(model).tokens) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("--image-size: {} takes no images; its option context says how long a window is", model));
+  }
+  if (classes > 0 && !model.empty() && token_task(model).tokens) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--num-classes: {} names tokens; its option vocab says how many there are", model));
   }
 }
 

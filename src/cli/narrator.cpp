@@ -81,7 +81,7 @@ ReportFacts::Measured measured_facts(const DoneEvent& d) {
 json step_json(const StepEvent& e) {
   return {{"event", "step"},
           {"step", e.step},
-          {"epoch", e.epoch},
+          {"epoch", e.epoch + 1},  // from 1 on, as in the event of its end
           {"loss", e.loss},
           {"lr", e.lr},
           {"step_time_ms", e.step_time_ms},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -82,17 +83,24 @@ class Predictions {
     ++answered_;
   }
 
-  void refuse(const std::string& file, const std::string& why) {
+  // An image without an answer. `damaged`: the file, and not the weights.
+  void refuse(const std::string& file, const std::string& why, bool damaged = true) {
     complain(why);
     out_.write({{"file", file}, {"error", why}});
-    ++refused_;
+    ++(damaged ? unread_ : unanswered_);
   }
 
   int finish() {
     if (!flags_.csv.empty()) write_file_atomically(flags_.csv, csv_);
-    if (refused_ == 0) return kDone;
-    complain(fmt::format("{} of {} images could not be read; the others are answered", refused_, refused_ + answered_));
-    return kBadInput;
+    const int64_t all = answered_ + unread_ + unanswered_;
+    if (unread_ > 0) {
+      complain(fmt::format("{} of {} images could not be read; the others are {}", unread_, all,
+                           unanswered_ > 0 ? "seen" : "answered"));
+    }
+    if (unanswered_ > 0)
+      complain(fmt::format("{} of {} images have no answer; weights of a training that diverged give none", unanswered_,
+                           all));
+    return unread_ + unanswered_ == 0 ? kDone : kBadInput;
   }
 
  private:
@@ -100,8 +108,12 @@ class Predictions {
   const std::vector<std::string>& names_;
   JsonLines out_;
   std::string csv_;
-  int64_t answered_ = 0, refused_ = 0;
+  int64_t answered_ = 0, unread_ = 0, unanswered_ = 0;
 };
+
+bool are_finite(std::span<const float> scores) {
+  return std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); });
+}
 
 // The tokens of a prompt: its bytes, or where the vocabulary is not that of bytes the ids that it lists.
 std::vector<int32_t> prompt_tokens(const std::string& prompt, bool bytes, int64_t vocabulary) {
@@ -259,8 +271,10 @@ int run_predict(PredictFlags& flags, const CLI::App& command) {
       const std::string& file = files[first + i];
       if (!problems[i].empty()) {
         predictions.refuse(file, problems[i]);
+      } else if (const auto logits = answers.logits.subspan(i * classes, classes); !are_finite(logits)) {
+        predictions.refuse(file, fmt::format("{}: the network's scores are not finite numbers", file), false);
       } else {
-        predictions.write(file, best_guesses(answers.logits.subspan(i * classes, classes), flags.top));
+        predictions.write(file, best_guesses(logits, flags.top));
       }
     }
     if (interrupted() || output_closed()) {

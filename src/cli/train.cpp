@@ -91,8 +91,10 @@ void add_learning_rate_to(CLI::App& command, TrainFlags& flags) {
       ->check(cli::number());
   command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(cli::number());
   command.add_option("--decay-epochs", flags.schedule.decay_epochs, "Epochs between the decays of the step schedule")
+      ->capture_default_str()
       ->check(whole_number(1, int64_t{1} << 30));
   command.add_option("--decay-rate", flags.schedule.decay_rate, "Factor of a decay of the step schedule")
+      ->capture_default_str()
       ->check(cli::number(0, 1));
 }
 

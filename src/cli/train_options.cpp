@@ -102,6 +102,7 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--image-size", options.image_size, saved.image_size);
   take("--num-classes", options.classes, saved.classes);
   take("--no-augment", options.augment, saved.augment);
+  take("--evaluate-every", options.evaluate_every, saved.evaluate_every);
   if (flags.checkpoint.empty()) options.checkpoint = flags.resume;
 }
 
@@ -219,10 +220,29 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   if (!given("--batch")) options.batch = saved.request.input.batch * saved.request.optimizer.ranks;
   const ModelInput& input = saved.request.input;
   if (given("--data")) return;
+  if (token_task(options.model).tokens) {
+    options.data = data_for(options.model, options.batch);
+    options.classes = input.classes;
+    return;
+  }
   const bool digits = input.channels == 1 && input.height == 8 && input.width == 8 && input.classes == 10;
   options.data = digits ? kDefaultData : "synthetic";
   if (!digits && !given("--image-size")) options.image_size = input.height;
   if (!digits && !given("--num-classes")) options.classes = input.classes;
+}
+
+// Settings that the schedule does not heed.
+void check_schedule(const ScheduleOptions& schedule, const CLI::App& command) {
+  check(schedule);
+  const auto refuse = [&](const char* flag, bool heeded, std::string_view needs) {
+    if (command.count(flag) > 0 && !heeded)
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{}: has no effect without {}; add that, or leave it out", flag, needs));
+  };
+  refuse("--min-lr", schedule.name == "cosine", "--sched cosine");
+  refuse("--decay-rate", schedule.name == "step", "--sched step");
+  refuse("--decay-epochs", schedule.name == "step", "--sched step");
+  refuse("--warmup-lr", schedule.warmup_epochs > 0, "--warmup-epochs");
 }
 
 }  // namespace
@@ -297,6 +317,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
     if (command.count("--sched") == 0) options.schedule.name = "cosine";
     if (command.count("--weight-decay") == 0) options.optimizer.weight_decay = 1e-4;
   }
+  check_schedule(options.schedule, command);
   if (options.epochs == 0 && options.steps == 0)
     options.epochs = options.data == kDefaultData ? kDefaultEpochs : options.data == kDefaultText ? kTextEpochs : 1;
   return options;

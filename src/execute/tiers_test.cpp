@@ -44,7 +44,7 @@ TEST(Tiers, SpillIsAFolderAndPerhapsASize) {
   EXPECT_THAT(refusal("/nowhere"), HasSubstr("there is no folder '/nowhere'"));
   EXPECT_THAT(refusal("/nowhere:1GiB"), HasSubstr("there is no folder '/nowhere'"));
   EXPECT_THAT(refusal("/tmp:much"), HasSubstr("--spill /tmp:much: "));
-  EXPECT_THAT(refusal("/tmp:0"), HasSubstr("--spill /tmp:0: '0' is no room at all"));
+  EXPECT_THAT(refusal("/tmp:0"), HasSubstr("--spill /tmp:0: '0' is less than the 4.00 KiB that a tensor takes there"));
   EXPECT_THAT(refusal(""), HasSubstr("there is no folder ''"));
 }
 

@@ -73,6 +73,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .augment = options.augment,
                     .warmup_epochs = options.schedule.warmup_epochs,
                     .decay_epochs = options.schedule.decay_epochs,
+                    .evaluate_every = options.evaluate_every,
                     .warmup_lr = options.schedule.warmup_lr,
                     .min_lr = options.schedule.min_lr,
                     .decay_rate = options.schedule.decay_rate,
@@ -126,7 +127,8 @@ TrainOptions saved_options(const TrainingState& state) {
                        .exact = state.exact,
                        .image_size = settings.image_size,
                        .classes = settings.classes,
-                       .augment = settings.augment};
+                       .augment = settings.augment,
+                       .evaluate_every = settings.evaluate_every};
   if (state.budget.count != INT64_MAX) options.memory = state.budget;
   if (settings.process_memory) {
     options.memory = settings.process_memory;

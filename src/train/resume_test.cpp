@@ -41,7 +41,8 @@ TrainOptions unusual_options() {
                        .exact = true,
                        .image_size = 30,
                        .classes = 12,
-                       .augment = false};
+                       .augment = false,
+                       .evaluate_every = 3};
   options.schedule = {.name = "step",
                       .lr = 0.3,
                       .min_lr = 1e-300,
@@ -74,6 +75,7 @@ TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
   EXPECT_EQ(back.image_size, options.image_size);
   EXPECT_EQ(back.classes, options.classes);
   EXPECT_EQ(back.augment, options.augment);
+  EXPECT_EQ(back.evaluate_every, options.evaluate_every);
   EXPECT_EQ(back.schedule.name, options.schedule.name);
   EXPECT_EQ(back.schedule.lr, options.schedule.lr);
   EXPECT_EQ(back.schedule.min_lr, options.schedule.min_lr);
@@ -81,6 +83,19 @@ TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
   EXPECT_EQ(back.schedule.decay_epochs, options.schedule.decay_epochs);
   EXPECT_EQ(back.schedule.warmup_epochs, options.schedule.warmup_epochs);
   EXPECT_EQ(back.schedule.warmup_lr, options.schedule.warmup_lr);
+}
+
+TEST(Resume, TheSumsOfAnEpochComeBackToTheBit) {
+  TrainingState state;
+  EXPECT_FALSE(training_state_from_json(to_json(state)).epoch_so_far);
+  state.epoch_so_far = {.loss = 0.1 + 0.2, .correct = 17, .gradient_norm = 1e-310, .step_loss = -3};
+  EXPECT_EQ(training_state_from_json(to_json(state)).epoch_so_far, state.epoch_so_far);
+  state.epoch_so_far->correct.reset();
+  const std::string text = to_json(state);
+  EXPECT_EQ(training_state_from_json(text).epoch_so_far, state.epoch_so_far);
+  const size_t at = text.find("\"step_loss\"");
+  EXPECT_THAT(refusal([&] { training_state_from_json(std::string(text).insert(at, "\"loss_sum\":1,")); }),
+              HasSubstr("epoch_so_far: \"loss_sum\" is not known here"));
 }
 
 // A tensor in another layout is summed in another order.

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "plimsoll/error.h"
 
 namespace plimsoll {
 namespace {
@@ -50,7 +51,13 @@ std::vector<int32_t> sample_text(Inference& network, std::span<const int32_t> pr
     const int64_t used = std::min(window, std::ssize(text));
     std::copy(text.end() - used, text.end(), seen.begin());
     std::fill(seen.begin() + used, seen.end(), 0);  // a causal network looks at nothing behind the last
-    text.push_back(sample_token(network.scores_after(seen, used - 1), options, i));
+    const std::span<const float> scores = network.scores_after(seen, used - 1);
+    if (std::none_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); })) {
+      throw Error(ErrorCode::invalid_input,
+                  "the network's scores of the next token are not numbers; weights of a training that diverged give "
+                  "such");
+    }
+    text.push_back(sample_token(scores, options, i));
     if (!told(text.back())) break;
   }
   return text;

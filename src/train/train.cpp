@@ -425,7 +425,8 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
   step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
   step.start_at(saved.step, options_.seed, saved.batch_in_epoch % options_.optimizer.accumulate);
-  return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
+  return {
+      .step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch, .so_far = saved.epoch_so_far};
 }
 
 Loader Training::make_loader(const TrainingPlace& place, const TrainingStep& step) const {
@@ -444,7 +445,14 @@ Loader Training::make_loader(const TrainingPlace& place, const TrainingStep& ste
 
 std::optional<Evaluation> Training::make_evaluation(const Executor& executor) const {
   std::optional<Evaluation> evaluation;
-  const bool asked = options_.evaluate_every > 0 && data_->info().test_count > 0 && program_.network.labels.valid();
+  const bool wanted = options_.evaluate_every > 0 && program_.network.labels.valid();
+  const bool asked = wanted && data_->info().test_count > 0;
+  if (wanted && !asked) {
+    notice_(fmt::format("{} has no {} to test on, so nothing is evaluated", data_->info().name,
+                        data_->info().windows.context > 0
+                            ? fmt::format("window of {} tokens", data_->info().windows.context)
+                            : "image"));
+  }
   const bool can = asked && has_evaluation(options_.model);
   if (asked && !can)
     notice_(fmt::format("{} was exported without its evaluation, so nothing is evaluated", options_.model));

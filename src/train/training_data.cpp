@@ -22,6 +22,10 @@ std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
       .channels = 0, .height = options.image_size, .width = options.image_size, .classes = 0, .seed = options.seed};
   const std::string_view kind = std::string_view(options.data).substr(0, options.data.find(':'));
   if (const TokenTask task = token_task(options.model); task.tokens) {
+    if (options.image_size > 0)
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--image-size: {} takes no images; its option context says how long a window is", options.model));
     const ModelInput usual = usual_input(options.model);
     wanted.windows = {.context = usual.width, .mask = task.mask};
     const bool own = kind == "bytes" || kind == "text";  // data with a vocabulary of its own

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/clock.h"
@@ -56,14 +57,38 @@ DoneEvent TrainingLoop::run() {
   return done_;
 }
 
+// Goes on with the sums of the checkpoint, if it was saved within an epoch.
+void TrainingLoop::begin_epoch() {
+  epoch_ = {};
+  const std::optional<EpochSoFar> before = std::exchange(place_.so_far, std::nullopt);
+  if (!before || place_.batch_in_epoch == 0) return;
+  const int64_t accumulate = parts_.options.optimizer.accumulate;
+  epoch_.loss = before->loss;
+  epoch_.has_correct = before->correct.has_value();
+  epoch_.correct = before->correct.value_or(0);
+  epoch_.norm = before->gradient_norm;
+  epoch_.seen = place_.batch_in_epoch * parts_.options.batch;
+  epoch_.steps = place_.batch_in_epoch / accumulate;
+  step_ = {.loss = before->step_loss, .batches = place_.batch_in_epoch % accumulate};
+}
+
+std::optional<EpochSoFar> TrainingLoop::epoch_so_far() const {
+  EpochSoFar sums{.loss = epoch_.loss, .gradient_norm = epoch_.norm, .step_loss = step_.loss};
+  if (epoch_.has_correct) sums.correct = epoch_.correct;
+  const bool whole =
+      epoch_.seen == place_.batch_in_epoch * parts_.options.batch;  // not after a checkpoint without them
+  if (!whole || !std::isfinite(sums.loss + sums.gradient_norm + sums.step_loss)) return std::nullopt;
+  return sums;
+}
+
 void TrainingLoop::run_epoch() {
   const Stopwatch watch;
-  EpochSums sums;
+  begin_epoch();
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     const bool has_ranks = parts_.options.communicator != nullptr;
     bool stepped = false;
     try {
-      stepped = run_batch(sums);
+      stepped = run_batch();
     } catch (const Error&) {
       if (data_error_ && saves_ && !has_ranks && batches_done_ > 0) save_before_failing();
       throw;
@@ -84,7 +109,7 @@ void TrainingLoop::run_epoch() {
     if (saves_) save_at_end();
     return;
   }
-  finish_epoch(sums, watch);
+  finish_epoch(watch);
   ++place_.epoch;
   place_.batch_in_epoch = 0;
   ++done_.epochs;
@@ -144,7 +169,7 @@ double TrainingLoop::run_and_feed(double lr, double& waited) {
   return seconds;
 }
 
-bool TrainingLoop::run_batch(EpochSums& sums) {
+bool TrainingLoop::run_batch() {
   const TrainOptions& options = parts_.options;
   // Not after the last batch: then nobody runs the plan that it may choose.
   if (batches_done_ > 0 && parts_.after_step) parts_.after_step();
@@ -168,19 +193,20 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
     stop_asked_ |= whole.stop != 0;
     save_asked_ |= whole.save != 0;
   }
-  sums.loss += loss;
-  sums.seen += options.batch;
+  epoch_.loss += loss;
+  epoch_.seen += options.batch;
+  epoch_.seen_here += options.batch;
   if (correct) {
-    sums.correct += *correct;
+    epoch_.correct += *correct;
   } else {
-    sums.has_correct = false;
+    epoch_.has_correct = false;
   }
   keep_time(ms, had_chosen);
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
   waiting_seconds_ += waited;
-  sums.seconds += seconds;
-  sums.waiting += waited;
+  epoch_.seconds += seconds;
+  epoch_.waiting += waited;
   step_.loss += loss;
   step_.seconds += seconds;
   step_.compute_ms += ms;
@@ -188,7 +214,7 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   const bool stepped = parts_.training_step.accumulated() == 0;
   if (stepped) ++place_.step;
   const std::optional<double> norm = parts_.training_step.gradient_norm();
-  if (stepped) end_step(sums, lr, norm);
+  if (stepped) end_step(lr, norm);
   return stepped;
 }
 
@@ -205,13 +231,13 @@ void TrainingLoop::keep_time(double ms, bool had_chosen) {
   }
 }
 
-void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> norm) {
+void TrainingLoop::end_step(double lr, std::optional<double> norm) {
   ++done_.steps;
-  ++sums.steps;
+  ++epoch_.steps;
   done_.loss = step_.loss / static_cast<double>(step_.batches);
-  sums.norm += norm.value_or(0);
-  sums.has_norm = norm.has_value();
-  sums.lr = lr;
+  epoch_.norm += norm.value_or(0);
+  epoch_.has_norm = norm.has_value();
+  epoch_.lr = lr;
   tell_step({.step = place_.step,
              .total_steps = total_steps_,
              .epoch = place_.epoch,
@@ -238,14 +264,15 @@ void TrainingLoop::tell_step(const StepEvent& event) {
   }
 }
 
-void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
+void TrainingLoop::finish_epoch(const Stopwatch& watch) {
   const TrainOptions& options = parts_.options;
+  const EpochSums& sums = epoch_;
   EpochEvent event{.epoch = place_.epoch + 1, .epochs = last_epoch_, .step = place_.step};
   if (sums.seen > 0) {
     event.train_loss = sums.loss * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
     if (sums.has_correct) event.train_accuracy = sums.correct / static_cast<double>(sums.seen);
     event.lr = sums.lr;
-    if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen) / sums.seconds;
+    if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen_here) / sums.seconds;
     event.data_wait_percent = percent_of(sums.waiting, sums.seconds);
     if (sums.has_norm && sums.steps > 0) event.gradient_norm = sums.norm / static_cast<double>(sums.steps);
   }
@@ -325,6 +352,7 @@ void TrainingLoop::write_checkpoint(const TensorSource& source) {
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
+  if (state.batch_in_epoch > 0) state.epoch_so_far = epoch_so_far();
   state.input = input_to_save(parts_.data->info(), parts_.classes);
   save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(),
                   [&](size_t i, Bytes offset, std::span<std::byte> into) {

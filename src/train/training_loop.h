@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/clock.h"
+#include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
 #include "plimsoll/training_step.h"
@@ -21,9 +22,10 @@ inline int64_t steps_for(int64_t batches, int64_t batches_a_step) {
 
 // Where a training is: everything that a step depends on besides the states.
 struct TrainingPlace {
-  int64_t step = 0;            // steps done: the next one's number. A step is an update
-  int64_t epoch = 0;           // of the next batch
-  int64_t batch_in_epoch = 0;  // of the next batch
+  int64_t step = 0;                  // steps done: the next one's number. A step is an update
+  int64_t epoch = 0;                 // of the next batch
+  int64_t batch_in_epoch = 0;        // of the next batch
+  std::optional<EpochSoFar> so_far;  // of the batches before it in its epoch, where they are known
 };
 
 // What the loop runs, made ready by train(); all of it must outlive the loop.
@@ -49,25 +51,27 @@ class TrainingLoop {
  private:
   struct EpochSums {
     double loss = 0, correct = 0;
-    int64_t seen = 0, steps = 0;
+    int64_t seen = 0, seen_here = 0, steps = 0;  // here: in this process, which may have begun within the epoch
     bool has_correct = true;
     double lr = 0, seconds = 0, waiting = 0, norm = 0;
     bool has_norm = false;
   };
-  // What the batches of a step had, of those that ran in this process.
+  // What the batches of a step had; the times of those that ran in this process.
   struct StepSums {
     double loss = 0, seconds = 0, compute_ms = 0;
     int64_t batches = 0;
   };
+  void begin_epoch();
   void run_epoch();
-  bool run_batch(EpochSums& sums);  // returns whether a step ended with it
-  double feed();                    // the next batch, for the next step; returns the seconds until the loader had it
-  bool may_feed_next() const;       // while a step runs
+  bool run_batch();            // returns whether a step ended with it
+  double feed();               // the next batch, for the next step; returns the seconds until the loader had it
+  bool may_feed_next() const;  // while a step runs
   double run_and_feed(double lr, double& waited);
-  void end_step(EpochSums& sums, double lr, std::optional<double> norm);
+  void end_step(double lr, std::optional<double> norm);
   int64_t batches_of_step() const;
   void keep_time(double ms, bool had_chosen);
-  void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
+  void finish_epoch(const Stopwatch& watch);
+  std::optional<EpochSoFar> epoch_so_far() const;
   void save();
   void save_before_failing();
   void save_at_end();
@@ -87,6 +91,7 @@ class TrainingLoop {
   int64_t per_epoch_ = 0;        // batches
   int64_t steps_per_epoch_ = 0;  // fewer, where a step takes several batches: the last of an epoch takes what is left
   int64_t total_steps_ = 0, last_epoch_ = 0, batches_done_ = 0;
+  EpochSums epoch_;
   StepSums step_;
   DoneEvent done_;
   std::vector<double> times_;  // of the last batches, for the median

@@ -72,6 +72,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, usual.clip_grad_norm);
   field("optimizer.accumulate", s.optimizer.accumulate, usual.accumulate);
   field("optimizer.sync_batch_norm", s.optimizer.sync_batch_norm, usual.sync_batch_norm);
+  field("settings.evaluate_every", s.settings.evaluate_every, other.evaluate_every);
   field("settings.strategies", s.settings.strategies, other.strategies);
   field("settings.process_memory", s.settings.process_memory, other.process_memory);
   field("settings.host_memory", s.settings.host_memory, other.host_memory);
@@ -248,9 +249,25 @@ SavedInput saved_input_from(const JsonReader& r) {
   return input;
 }
 
+json so_far_json(const EpochSoFar& sums) {
+  json object = {{"loss", sums.loss}, {"gradient_norm", sums.gradient_norm}, {"step_loss", sums.step_loss}};
+  if (sums.correct) object["correct"] = *sums.correct;
+  return object;
+}
+
+EpochSoFar so_far_from(const JsonReader& r) {
+  r.only({"loss", "correct", "gradient_norm", "step_loss"});
+  EpochSoFar sums{.loss = r.member("loss").number(),
+                  .gradient_norm = r.member("gradient_norm").number(),
+                  .step_loss = r.member("step_loss").number()};
+  if (r.has("correct")) sums.correct = r.member("correct").number();
+  return sums;
+}
+
 // A name that nothing reads is a field that was damaged, or one that a newer version would obey.
 void check_field_names(const json& object) {
-  std::set<std::string, std::less<>> known{"format_version", "cores", "input", "weights_sha256"}, parents;
+  std::set<std::string, std::less<>> known{"format_version", "cores", "input", "epoch_so_far", "weights_sha256"},
+      parents;
   const TrainingState example;
   const auto know = [&](std::string_view path, const auto&...) {
     known.emplace(path);
@@ -300,6 +317,7 @@ void check_ranges(const TrainingState& s) {
   number("settings.decay_rate", s.settings.decay_rate, 1);
   whole("settings.decay_epochs", s.settings.decay_epochs, int64_t{1} << 30);
   if (s.settings.decay_epochs < 1) wrong("settings.decay_epochs", "1 or more");
+  whole("settings.evaluate_every", s.settings.evaluate_every, int64_t{1} << 30);
   whole("settings.inter_op", s.settings.inter_op, kMostThreads);
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
@@ -320,6 +338,7 @@ std::string to_json(const TrainingState& state) {
   });
   if (state.cores) object["cores"] = cores_json(*state.cores);
   if (state.input) object["input"] = input_json(*state.input);
+  if (state.epoch_so_far) object["epoch_so_far"] = so_far_json(*state.epoch_so_far);
   if (!state.weights_sha256.empty()) object["weights_sha256"] = state.weights_sha256;
   try {
     return object.dump();
@@ -364,6 +383,7 @@ TrainingState training_state_from_json(std::string_view text, int64_t* version_f
   try {
     if (object.contains("cores")) state.cores = saved_cores_from(JsonReader(object).member("cores"));
     if (object.contains("input")) state.input = saved_input_from(JsonReader(object).member("input"));
+    if (object.contains("epoch_so_far")) state.epoch_so_far = so_far_from(JsonReader(object).member("epoch_so_far"));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("training state: {}", error.what()));
   }

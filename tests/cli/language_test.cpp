@@ -120,6 +120,14 @@ TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   EXPECT_LE(drawn.lines().at(0)["peak_bytes"], 8 << 20);
 }
 
+TEST_F(Language, SaysWhereNothingIsLeftToTestOn) {
+  std::ofstream(path("short.txt")) << std::string(200, 'a');
+  const Outcome outcome = train(
+      "gpt2:layers=1,width=32,heads=2,context=64,positions=64 --batch 1 --steps 2 --data bytes:" + path("short.txt"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("has no window of 64 tokens to test on, so nothing is evaluated"));
+}
+
 TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
   const std::string text = write_text();
   for (const std::string& model :

@@ -338,6 +338,31 @@ TEST_F(Trained, ClippingKeepsTheNormAndSaysIt) {
   EXPECT_FALSE(last(resumed, "step")["gradient_norm"].is_null());  // the checkpoint knows
 }
 
+// An epoch's line does not depend on where a training stopped.
+TEST_F(Trained, AnEpochThatWasInterruptedIsToldWhole) {
+  for (const std::string flags : {"", "--accumulate 3 --clip-grad-norm 1 "}) {
+    const std::string base = "lenet --data digits --batch 64 --exact --evaluate-every 0 " + flags;
+    const json whole = last(train(base + "--epochs 1"), "epoch");
+    ASSERT_EQ(train(base + "--epochs 1 --steps 5").code, 0);
+    const Outcome resumed = run("train --steps 1000 --epochs 1 --json - --resume " + path("c.safetensors"));
+    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    const json rest = last(resumed, "epoch");
+    for (const char* field : {"epoch", "step", "train_loss", "train_accuracy", "gradient_norm", "test_loss"})
+      EXPECT_EQ(rest[field], whole[field]) << field << ' ' << flags;
+    EXPECT_TRUE(rest["test_loss"].is_null()) << "--evaluate-every 0 is the checkpoint's";
+  }
+}
+
+TEST_F(Trained, WeightsThatAreNoNumbersGiveNoAnswer) {
+  ASSERT_EQ(train("lenet --data digits --batch 64 --steps 8 --lr 1e9 --evaluate-every 0").code, 0);
+  write_png(folder_ / "a.png", 1, 2, 3);
+  const Outcome outcome = run("predict --checkpoint " + path("c.safetensors") + " " + path("a.png"));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("a.png: the network's scores are not finite numbers"));
+  EXPECT_THAT(outcome.err, HasSubstr("1 of 1 images have no answer"));
+}
+
 TEST_F(Trained, AccumulatesGradientsOverBatches) {
   const std::string base = "lenet --data digits --exact --evaluate-every 1 --epochs 1 --batch ";
   const Outcome outcome = train(base + "16 --accumulate 4");

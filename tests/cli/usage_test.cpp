@@ -130,6 +130,11 @@ TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
       {"train mlp --data " + long_text, "unknown data 'xxx"},
       {"train --resume " + long_text, "xxx"},
       {"plan mlp --policy " + long_text, "unknown policy 'xxx"},
+      {"plan mlp --policy dtr:x=1", "unknown option of policy dtr 'x'; there is none"},
+      {"train mlp --min-lr 0.1", "--min-lr: has no effect without --sched cosine"},
+      {"train mlp --sched cosine --decay-rate 0.1", "--decay-rate: has no effect without --sched step"},
+      {"train mlp --warmup-lr 0.1", "--warmup-lr: has no effect without --warmup-epochs"},
+      {"train gpt2:layers=1 --num-classes 4", "--num-classes: gpt2:layers=1 names tokens; its option vocab"},
       {"plan mlp --costs measured --device k40c", "--costs measured: device 'k40c' is simulated"},
       {"plan mlp --costs measured --layer-model paper", "--costs measured: the papers' layer model"},
   };

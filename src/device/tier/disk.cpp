@@ -431,9 +431,9 @@ void parse_spill(std::string_view text, TierOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
     }
     if (options.spill_size->count < kSlotAlignment)
-      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all; give a number and a "
-                                                        "unit, as in 20GiB",
-                                                        text, size));
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is less than the {} that a tensor "
+                                                        "takes there; give a number and a unit, as in 20GiB",
+                                                        text, size, to_string(Bytes{kSlotAlignment})));
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
@@ -452,8 +452,11 @@ void parse_peer(std::string_view text, TierOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: {}", text, error.what()));
     }
     if (options.peer_size->count < kSlotAlignment)
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("--peer {}: that is no room at all; give a number and a unit, as in 8GiB", text));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--peer {}: that is less than the {} that a tensor takes there; give a number and a unit, as in "
+                      "8GiB",
+                      text, to_string(Bytes{kSlotAlignment})));
   }
   options.peer = std::string(text.substr(0, sign));
 }
