@@ -197,3 +197,32 @@ def test_norms_in_all_their_forms():
         },
         x,
     )
+
+
+def test_a_batch_of_which_every_label_is_ignored_trains_nothing():
+    labels, none = torch.tensor([0, 1, 2, -100]), torch.full((4,), -100)
+    for name, loss in {
+        "weights": lambda out, b: F.cross_entropy(out, b[1], weight=torch.tensor([1.0, 2.0, 3.0, 4.0])),
+        "smoothed": lambda out, b: F.cross_entropy(out, b[1], weight=torch.tensor([1.0, 2.0, 3.0, 4.0]), label_smoothing=0.1),
+        "logs": lambda out, b: F.nll_loss(out.square(), b[1]),
+    }.items():
+        losses, models = [], []
+        for ours in (False, True):
+            torch.manual_seed(1)
+            model = nn.Linear(8, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = plimsoll.compile(model, optimizer, loss=loss, example=(torch.ones(4, 8), labels), progress=False) if ours else None
+            losses.append([])
+            for i, y in enumerate((labels, none, labels)):
+                batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(i)), y
+                if step:
+                    losses[-1].append(step(batch))
+                    continue
+                optimizer.zero_grad()
+                value = loss(model(batch[0]), batch)
+                value.backward()
+                optimizer.step()
+                losses[-1].append(value.item())
+            models.append(model)
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5, nan_ok=True), name
+        assert torch.allclose(models[0].weight, models[1].weight, rtol=1e-5, atol=1e-6), name

@@ -104,7 +104,9 @@ def _each_row(w: "Writer", node: Node, logs: str, a: Arguments, smoothing: float
     total = w.reduce(each, "sum", [0, 1], False, "sum")
     if reduction == "sum":
         return total
-    return w.pointwise("div({0},{1})", [total, w.reduce(factor, "sum", [0, 1], False, "count")])
+    # Where every row is ignored the mean is no number, as in PyTorch, but its derivative is 0.
+    count, counted = (w.reduce(each, "sum", [0, 1], False, name) for each, name in ((factor, "count"), (kept, "rows")))
+    return w.pointwise("add(div({0},where(eq({2},0.0),1.0,{1})),mul(0.0,div(1.0,{2})))", [total, count, counted])
 
 
 def _soft_cross_entropy(w: "Writer", node: Node, a: Arguments):
