@@ -22,7 +22,7 @@ namespace {
 constexpr double kMostRunsOfAStep = 3;                // in plans worth having
 constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
 constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
-constexpr double kSaidToBeLeast = 0.98;               // of what a sketch takes with faster kernels
+constexpr double kSaidToBeLeast = 0.9;                // of what a sketch takes with faster kernels
 constexpr double kAbout = 0.95;                       // of what a step likely takes that sends less
 
 }  // namespace

@@ -95,6 +95,23 @@ class LeastSearch {
                   costs_, options_, wanted());
     if (other) take(*std::move(other));
   }
+  // Asks for plans within less than `known`, as somebody would who is told of that: a search for a budget finds what one for the
+  // least does not. Which budgets these are follows from the graph.
+  void descend(const LaidOut& laid, Bytes known, Bytes enough) {
+    if (!auto_) return;
+    options_.search_effort = asked_.search_effort / kEffortOfDescent;
+    Bytes low = least_live_of(laid, device_, costs_, options_);
+    const Bytes close{known.count / kCloseTo};
+    for (Bytes budget = low; low < known && !fits(enough);) {
+      if (fits_within(laid, budget)) {
+        known = best_->plan().arena;
+      } else {
+        low = budget;
+      }
+      if (known - low <= close) return;
+      budget = Bytes{low.count + (known - low).count / 2};
+    }
+  }
   bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
 
   Least result(const Device& device, const CostTable& costs) {
@@ -115,6 +132,19 @@ class LeastSearch {
  private:
   static constexpr int kAnswers = 6;
 
+  static constexpr double kEffortOfDescent = 8;
+  static constexpr int64_t kCloseTo = 1000;
+
+  bool fits_within(const LaidOut& laid, Bytes budget) {
+    options_.memory = budget;
+    const Wanted wanted{.policy = options_.policy};
+    std::optional<Attempt> answer =
+        reordered({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
+    if (!answer || !answer->feasible()) answer = make_attempt(laid, device_, costs_, options_, wanted);
+    const bool fits = answer->feasible();
+    if (fits) take(*std::move(answer));
+    return fits;
+  }
   Attempt attempt(const LaidOut& laid, Bytes memory) {
     options_.memory = memory;
     return make_attempt(laid, device_, costs_, options_, wanted());
@@ -201,6 +231,16 @@ Least find_least(const LaidOut& laid, const Device& device, const CostTable& cos
   search.consider_reordered(laid, enough);  // the listed order was chosen by nobody for its memory
   if (!search.fits(enough)) search.consider(laid, enough);
   return search.result(device, costs);
+}
+
+Least find_less(Least known, const LaidOut& laid, const Device& device, const CostTable& costs,
+                const CompileOptions& options, Bytes enough) {
+  constexpr int32_t kOps = 400;
+  if (!known.attempt || laid.graph.op_count() > kOps) return known;
+  LeastSearch search(device, costs, options);
+  search.descend(laid, known.attempt->plan().arena, enough);
+  Least less = search.result(device, costs);
+  return less.attempt ? less : known;
 }
 
 }  // namespace plimsoll

@@ -19,5 +19,9 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
 // With these layouts and kernels.
 Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                  Bytes enough);
+// Less than is known, by searches for budgets below it, which take longer: where somebody is to be told how much would do. With
+// many ops, what is known.
+Least find_less(Least known, const LaidOut& laid, const Device& device, const CostTable& costs,
+                const CompileOptions& options, Bytes enough);
 
 }  // namespace plimsoll

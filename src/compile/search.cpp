@@ -90,9 +90,9 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
     std::optional<Attempt>& theirs = found[i];
     for (const Choice& choice : choices) {
       Attempt other = flow.attempt_by(others[i], choice, ms);
+      upgrade(other, flow, choice.divide, others[i]);  // of small kernels with much room may come the fastest
       if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
     }
-    if (theirs) upgrade(*theirs, flow, choices.front().divide, others[i]);
   });
   for (std::optional<Attempt>& theirs : found) {
     if (theirs && is_better(*theirs, best)) best = *std::move(theirs);
@@ -336,9 +336,10 @@ int64_t effort_for(int64_t ops) {
   return std::min(kRunEffort + kOfOp * ops, kLeast + kOfWays * few * few * few);
 }
 
-// What is found by the costs, within what is known of the least memory.
-Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
-               const CompileOptions& options, bool many, Bytes lower_bound, std::optional<Bytes>& minimum) {
+// What is found by the costs, within what is known of the least memory. `find_less`: asked last, before the budget is refused.
+Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Least(Least known)>& find_less,
+               const std::function<Attempt()>& find_fastest, const CompileOptions& options, bool many,
+               Bytes lower_bound, std::optional<Bytes>& minimum) {
   if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
   if ((options.first_that_fits || !options.name_least) && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
@@ -364,6 +365,10 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
     if (!tried) fastest = find_fastest();
     if (fastest.feasible()) return fastest;
+  }
+  if (too_much && find_less) {
+    least = find_less(std::move(least));
+    if (least.attempt->plan().arena <= options.memory) return *std::move(least.attempt);
   }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
@@ -450,7 +455,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                                                     const CostTable& costs, const CompileOptions& options,
                                                     const Stopwatch& watch) {
   std::optional<Bytes> minimum;
-  Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
+  Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); }, {},
                          [&] { return search(network, device, costs, options, true); }, options,
                          network.graph.op_count() > kManyOps, lower_bound, minimum);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
@@ -470,7 +475,11 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   Bytes lower_bound = least_arena(laid.graph, device, options);
   if (options.as_listed) lower_bound = std::max(lower_bound, least_live_of(laid, device, costs, options));
   std::optional<Bytes> minimum;
-  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
+  std::function<Least(Least)> less;
+  if (options.as_listed && !options.first_that_fits) {
+    less = [&](Least known) { return find_less(std::move(known), laid, device, costs, options, options.memory); };
+  }
+  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); }, less,
                          [&] { return search_orders(laid, device, costs, options); }, options,
                          laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);

@@ -19,6 +19,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/support/error_text.h"
+#include "tests/support/random_cost_graph.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
@@ -474,6 +475,48 @@ TEST(CostGraph, WithoutAnythingToRunAgainHasAPlanOrNone) {
       }
     }
   }
+}
+
+// A search for the least lets go less than one that is told how little there is: behind f1, a0 is made once more.
+TEST(CostGraph, NamesTheLeastThatASearchForItWouldFind) {
+  const int64_t bytes[] = {8512, 2313216, 81664, 41728, 1956864};
+  json file{{"sources", {113856}}, {"nodes", json::array()}, {"keep", {{5, 0}, {10, 0}}}};
+  for (int i = 0; i < 5; ++i)
+    file["nodes"].push_back({{"ms", 10 - i}, {"out", {bytes[i]}}, {"in", json::array({i == 0 ? json{"source", 0} : json{i - 1, 0}})}});
+  file["nodes"].push_back({{"ms", 4}, {"out", {64, 7936}}, {"in", json::array({json{4, 0}})}});
+  const int64_t gradients[] = {99200, 7424, 384, 8320, 6464};
+  for (int i = 4; i >= 0; --i) {
+    json in = json::array({json{9 - i, i == 4 ? 1 : 0}, i == 0 ? json{"source", 0} : json{i - 1, 0}, json{i, 0}});
+    file["nodes"].push_back({{"ms", 5}, {"out", {gradients[i]}}, {"in", in}});
+  }
+  const CostGraph costs = cost_graph_from_json(file.dump());
+  const auto refused = planned(costs, {1'000'000});
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(refused));
+  const Infeasible& why = std::get<Infeasible>(refused);
+  EXPECT_LE(why.minimum.count, why.lower_bound.count * 1.0005);
+  EXPECT_TRUE(std::holds_alternative<Program>(planned(costs, why.minimum)));
+}
+
+// And what is named is enough.
+TEST(CostGraph, OfRandomProblemsFitsTheLeastThatIsNamed) {
+  int proven = 0;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    const CostGraph costs = testing::random_cost_graph(seed, 6 + static_cast<int>(seed));
+    SCOPED_TRACE(seed);
+    const auto refused = planned(costs, {64});
+    ASSERT_TRUE(std::holds_alternative<Infeasible>(refused));
+    const Infeasible& why = std::get<Infeasible>(refused);
+    const auto enough = planned(costs, why.minimum);
+    ASSERT_TRUE(std::holds_alternative<Program>(enough));
+    EXPECT_LE(std::get<Program>(enough).plan->arena, why.minimum);
+    proven += why.minimum == why.lower_bound ? 1 : 0;
+    if (why.minimum == why.lower_bound) continue;
+    const auto less = planned(costs, why.minimum - Bytes{1});
+    if (std::holds_alternative<Infeasible>(less)) {
+      EXPECT_EQ(std::get<Infeasible>(less).minimum, why.minimum) << "who asks for less is told the same";
+    }
+  }
+  EXPECT_GT(proven, 3);
 }
 
 // Views, and what may and what must be overwritten, at random: no plan by any policy is below what is proven.
