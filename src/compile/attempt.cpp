@@ -71,6 +71,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .state_homes = options.state_homes,
                     .options = policy_options(wanted.policy),
                     .timeline = wanted.timeline,
+                    .start = wanted.start,
                     .descents = wanted.descents};
   if (!options.tiers.empty()) input.device.tiers = options.tiers;
   if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
@@ -154,6 +155,16 @@ std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, c
   return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
     return postpone_updates(attempt.graph, timeline, share);
   });
+}
+
+Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const Route route = route_of(attempt.plan());
+  Wanted wanted{.policy = options.policy, .faster_than_ms = attempt.plan().predicted.step_time_ms,
+                .only_to_fit = true,
+                .start = &attempt.plan()};
+  wanted.timeline =
+      input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, wanted).timeline;
+  return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
 }
 
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {

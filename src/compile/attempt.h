@@ -42,6 +42,7 @@ struct Wanted {
   bool unplaced = false;
   std::shared_ptr<const ValueTimeline> timeline = {};  // of the layouts, where it is known
   std::function<std::shared_ptr<const Descents>()> descents = {};
+  const Plan* start = nullptr;  // as in PolicyInput
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -51,6 +52,9 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 // found, or where the policy takes steps as they come.
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
+
+// The same steps in the same order, planned anew: of use where it becomes faster.
+Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 // The same with updates of large states spread over so much of the rest of the step; nothing where that is the usual order.
 std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,

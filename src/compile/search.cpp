@@ -29,6 +29,8 @@ constexpr double kShort = 1.002;    // the same
 constexpr int32_t kFewOps = 500;    // in whose plans the kernels are worth another look
 constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
 constexpr int32_t kFewOpsForParts = 300;     // in whose plans parts of a batch are looked at unasked
+// For the runs of a plan that waits long: the longer the plan, the less of it is looked at.
+constexpr int64_t kLongRunEffort = 12'000'000, kMostLongRunEffort = 40'000'000, kLongRunEffortOfAll = 8'000'000'000;
 constexpr int kUpgrades = 2;                 // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
@@ -319,6 +321,21 @@ void reorder(Attempt& best, const Device& device, const CostTable& costs, const 
   std::ranges::for_each(later, consider);
 }
 
+// The runs of the plan that is taken are searched for with more effort, where they take much time.
+void search_longer(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const bool by_runs = best.feasible() && best.plan().moves.empty() && best.plan().predicted.recompute_steps > 0;
+  if (!by_runs || !waits_long(best) || best.graph.op_count() > kFewOps || options.first_that_fits ||
+      find_policy(options.policy).name != "auto" || best.plan().link.ranks > 1)
+    return;
+  CompileOptions longer = options;
+  const int64_t effort = std::max(kLongRunEffort, kLongRunEffortOfAll / std::ssize(best.plan().steps));
+  longer.run_effort = std::max(options.run_effort, std::min(effort, kMostLongRunEffort));
+  Attempt other = again(best, device, costs, longer);
+  if (!is_better(other, best)) return;
+  other.bound_ms = best.bound_ms;
+  best = std::move(other);
+}
+
 // What every tensor in memory of its own needs.
 Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs,
                     const Device& device) {
@@ -458,6 +475,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); }, {},
                          [&] { return search(network, device, costs, options, true); }, options,
                          network.graph.op_count() > kManyOps, lower_bound, minimum);
+  search_longer(found, device, costs, options);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);

@@ -55,6 +55,9 @@ struct PolicyInput {
   // What make_timeline gives for this graph and route, these kernels and costs, where it is known: asked often, and slow.
   std::shared_ptr<const ValueTimeline> timeline = {};
 
+  // Of auto alone: a plan of this graph, route and kernels that copies nothing, from which the search over runs may start.
+  const Plan* start = nullptr;
+
   // Of auto alone: gives the ways down from keeping everything that were found for this graph with other kernels, from
   // whose points auto then starts. Empty: it goes down itself.
   std::function<std::shared_ptr<const Descents>()> descents = {};

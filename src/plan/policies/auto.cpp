@@ -167,7 +167,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     std::vector<int32_t> sequence;  // that it would have run, whatever its offsets need
     const auto by_runs = [&](const PolicyInput& i) {
       const Plan* known = std::get_if<Plan>(&best);
-      return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : nullptr, &sequence);
+      return plan_by_runs(i, known != nullptr && known->moves.empty() ? known : input.start, &sequence);
     };
     if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
