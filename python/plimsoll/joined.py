@@ -17,6 +17,7 @@ from .errors import WrongResult
 from .fixed import Fixed, has_fixed
 from .functions import note_gradients
 from .moving import Number, in_place
+from .values import itself
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -82,9 +83,10 @@ class Joined(nn.Module):
 
     @contextmanager
     def _noting_calls(self) -> Iterator[None]:
-        seen = {id(part) for whole in (self, *self.met.modules) for part in whole.modules()}
+        seen = {id(part) for whole in (itself(self), *self.met.modules) for part in whole.modules()}
 
-        def note(module: nn.Module, _: Any) -> None:
+        def note(called: nn.Module, _: Any) -> None:
+            module = itself(called)
             if id(module) not in seen:
                 seen.update(id(part) for part in module.modules())
                 if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
