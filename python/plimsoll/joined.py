@@ -17,6 +17,7 @@ from .errors import WrongResult
 from .fixed import Fixed, has_fixed
 from .functions import note_gradients
 from .moving import Number, in_place
+from .settings import noting_names
 from .values import itself
 
 WRAPPED = "model."  # where the wrapper below holds the model
@@ -49,6 +50,10 @@ class Joined(nn.Module):
         self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
+        with noting_names():
+            return self._joined(tensors)
+
+    def _joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf.given() if isinstance(leaf, Fixed) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -147,6 +148,16 @@ def test_an_evaluation_of_a_network_that_is_the_same_is_captured_once_for_each_v
         assert step.evaluate(BATCH) == pytest.approx(expected, rel=1e-5), i
         assert captures.count(False) == evaluations, i
     assert len({number for _, number in step._evaluations.values()}) == 4
+
+
+def test_names_are_read_while_a_forward_pass_runs_and_not_while_pytorch_decomposes(monkeypatch):
+    """Each call of Python takes many times as long meanwhile."""
+    watched, decompose = [], torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda self, *given: (watched.append(sys.getprofile()), decompose(self, *given))[1])
+    model = Scaled()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
+    step((BATCH[0][:4], BATCH[1][:4]))
+    assert len(watched) > 2 and watched.count(None) == len(watched)
 
 
 class Tabled(nn.Module):
