@@ -23,6 +23,7 @@ two graphs are compared: a number that differs is a multiple of the batch.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Sequence
 
@@ -47,6 +48,8 @@ from .sync_batch_norm import synchronised_by_core
 from .values import has_values
 from .interrupts import interruptible
 from .joined import WRAPPED, Joined, Met, Modes, default_call, input_names, mode, resized
+
+_MOST_ROUNDS = 4  # of captures, each of which knows the modules that those before it have met
 
 
 @dataclass
@@ -192,7 +195,7 @@ def capture(
         variables = _title("variables", beside)
         beside[variables] = loose
     logged = Logged(model, loss, call, outputs)
-    while True:
+    for rounds in itertools.count(1):
         met = Met()
         captured, error = None, None
         with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
@@ -206,8 +209,19 @@ def capture(
             if captured is None:
                 raise error
             return captured
+        if rounds == _MOST_ROUNDS:
+            raise error if captured is None else Unsupported([_made_anew(module) for module in met.modules])
         for module in met.modules:  # which no name led to
             beside[_title(type(module).__name__, beside)] = module
+
+
+def _made_anew(module: nn.Module) -> UnsupportedOp:
+    first = next(name for name, _ in [*module.named_parameters(), *module.named_buffers()])
+    reason = (
+        f"it is called (it has a tensor '{first}', among others), and is no part of the model; in each of {_MOST_ROUNDS} captures it was another one, so it is made in the pass."
+        " Make it once, in __init__"
+    )
+    return UnsupportedOp(type(module).__name__, "", "", reason)
 
 
 def _title(name: str, beside: dict[str, nn.Module]) -> str:

@@ -249,15 +249,19 @@ def initializer(value: Optional[Tensor], entry: Document) -> Optional[Document]:
     if value is None or not has_values(value):
         return _guessed_initializer(entry)
     flat = value.detach().flatten()
-    if flat.is_floating_point() and not bool(flat.isfinite().all()):  # of what has diverged, nothing can be said
+    if flat.numel() == 0:
+        return _constant(0.0)
+    least, most = torch.aminmax(flat)  # one pass, since there may be billions; they are no numbers where one value is none
+    if not (math.isfinite(least) and math.isfinite(most)):  # of what has diverged, nothing can be said
         return _guessed_initializer(entry)
-    if flat.numel() == 0 or bool((flat == flat[0]).all()):
-        return _constant(float(flat[0]) if flat.numel() else 0.0)
+    if bool(least == most):
+        return _constant(float(flat[0]))
     if entry["role"] != "parameter":
         return None
-    flat = flat[:: max(1, flat.numel() // SAMPLED)].double()
-    mean, deviation = float(flat.mean()), float(flat.std(correction=0))
-    widest = float((flat - mean).abs().max())
+    some = flat[:: max(1, flat.numel() // SAMPLED)]
+    some = (some if some.dtype == torch.float32 else some.double()).cpu().numpy().astype("float64")  # so few are no work for several threads
+    mean, deviation = float(some.mean()), float(some.std())
+    widest = float(abs(some - mean).max())
     if widest < 1.8 * deviation:  # uniform: sqrt(3) deviations wide
         return {"kind": "uniform", "mean": _short(mean), "scale": _short(deviation * math.sqrt(3))}
     return {"kind": "normal", "mean": _short(mean), "scale": _short(deviation)}

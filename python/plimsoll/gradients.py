@@ -71,16 +71,19 @@ class NotLinear(Exception):
         self.node, self.function, self.operator = node, function, operator
 
 
-def write_gradients(exported: ExportedProgram, decompositions: dict) -> None:
+def write_gradients(exported: ExportedProgram) -> None:
     """Puts operators in the place of every such gradient."""
     graph = exported.graph
-    further = torch._decomp.get_decompositions([getattr(_ATEN, name) for name in _FURTHER])
-    decompositions = {**decompositions, **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward}
     found = [n for n in graph.nodes if n.target in (torch.ops.plimsoll.gradient.default, torch.ops.plimsoll.transposed.default)]
+    if not found:
+        return
+    further = torch._decomp.get_decompositions([getattr(_ATEN, name) for name in _FURTHER])
+    decompositions = {
+        **torch.export.default_decompositions(), **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward
+    }  # fmt: skip
     for node in found:
         _write(graph, node, decompositions)
-    if found:
-        graph.eliminate_dead_code()
+    graph.eliminate_dead_code()
 
 
 def _write(graph: Graph, node: Node, decompositions: dict) -> None:

@@ -17,6 +17,8 @@ from .errors import WrongResult
 from .fixed import Fixed, has_fixed
 from .functions import note_gradients
 from .moving import Number, in_place
+from .settings import noting_names
+from .values import itself
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -48,6 +50,10 @@ class Joined(nn.Module):
         self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
+        with noting_names():
+            return self._joined(tensors)
+
+    def _joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf.given() if isinstance(leaf, Fixed) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
@@ -82,9 +88,10 @@ class Joined(nn.Module):
 
     @contextmanager
     def _noting_calls(self) -> Iterator[None]:
-        seen = {id(part) for whole in (self, *self.met.modules) for part in whole.modules()}
+        seen = {id(part) for whole in (itself(self), *self.met.modules) for part in whole.modules()}
 
-        def note(module: nn.Module, _: Any) -> None:
+        def note(called: nn.Module, _: Any) -> None:
+            module = itself(called)
             if id(module) not in seen:
                 seen.update(id(part) for part in module.modules())
                 if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:

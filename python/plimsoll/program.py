@@ -14,6 +14,7 @@ from typing import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._export import utils as export_utils
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
@@ -84,6 +85,18 @@ def decompositions() -> dict:
         if parts[0] == "aten" and parts[1] in KEPT and not parts[-1].endswith("out"):
             del table[op]
     return table
+
+
+@contextmanager
+def _operators_asked_once() -> Iterator[None]:
+    """To decompose a graph, PyTorch asks two times for each namespace of operators which composite ones there are. They are the same meanwhile, and each answer takes milliseconds."""
+    ask = export_utils._materialize_cpp_cia_ops
+    ask()
+    export_utils._materialize_cpp_cia_ops = lambda: None
+    try:
+        yield
+    finally:
+        export_utils._materialize_cpp_cia_ops = ask
 
 
 def _detach_without_gradient(module: GraphModule) -> None:
@@ -180,7 +193,8 @@ def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
                 left.plant()
                 watch.told += _carried(step, tensors, left)
             _detach_without_gradient(exported.graph_module)
-            decomposed = exported.run_decompositions(decompositions())
+            with _operators_asked_once():
+                decomposed = exported.run_decompositions(decompositions())
     except WrongResult:
         raise
     except Exception as error:
@@ -269,7 +283,7 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
     try:
-        write_gradients(exported, torch.export.default_decompositions())
+        write_gradients(exported)
     except NotLinear as error:
         reason = (
             f"its backward is not linear in the gradient ({error.operator} of it), and a network has no such derivative; what is done to gradients of parameters, as clipping,"

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import sys
 import sysconfig
+import threading
 import warnings
 from argparse import Namespace
 from contextlib import contextmanager
@@ -325,20 +326,40 @@ def _held(value: Any) -> Any:
     return dict(value) if type(value) is dict else list(value) if type(value) is list else value
 
 
+class _Reading(threading.local):
+    codes: Optional[set[CodeType]] = None  # where names are read now, what has run
+
+
+_reading = _Reading()
+
+
 @contextmanager
 def names_read() -> Iterator[set[str]]:
-    """What the Python code names that runs meanwhile: the user's, that of packages, and torch's modules."""
+    """What the Python code names that runs in forward passes meanwhile: the user's, that of packages, and torch's modules."""
     codes: set[CodeType] = set()
     names: set[str] = set()
-    before = sys.getprofile()
-    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+    before, _reading.codes = _reading.codes, codes
     try:
         yield names
     finally:
-        sys.setprofile(before)
+        _reading.codes = before
         for code in codes:
             if not _is_foreign(code.co_filename):
                 names.update(code.co_names, code.co_freevars, (const for const in code.co_consts if isinstance(const, str)))
+
+
+@contextmanager
+def noting_names() -> Iterator[None]:
+    """A forward pass. What else an export runs is PyTorch's, and most of it."""
+    codes, before = _reading.codes, sys.getprofile()
+    if codes is None:
+        yield
+        return
+    sys.setprofile(lambda frame, event, _: codes.add(frame.f_code) if event == "call" else None)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 @functools.lru_cache(maxsize=None)

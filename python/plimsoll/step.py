@@ -542,8 +542,7 @@ class Step:
 
     def _same_as_known(self, batch: Any, form: Form, names: set[str]) -> Optional[tuple[Form, int]]:
         """Where a number of the model has changed, and the network has not: a number that Python's code does not name (``names``) is not looked at again."""
-        changed = self._settings.changed()
-        found = next(((key, known) for key, known in self._alike(batch) if same_network(form, known[0])), None) if changed else None
+        found = next(((key, known) for key, known in self._alike(self._shapes, batch) if same_network(form, known[0])), None)
         if found is not None:
             self._settings.forget_unread(found[0], names)
             self._shapes[self._key(batch)] = found[1]
@@ -552,11 +551,11 @@ class Step:
         self._settings.tell()
         return None
 
-    def _alike(self, batch: Any) -> list[tuple[Key, tuple[Form, int]]]:
+    def _alike(self, to: dict[Key, tuple[Form, int]], batch: Any) -> list[tuple[Key, tuple[Form, int]]]:
         """What there is for batches of this shape, by the keys of what the network read beside them."""
         key = self._without_unread(key_of(batch))
         alike: dict[int, tuple[Key, tuple[Form, int]]] = {}  # the first of each form
-        for known, found in self._shapes.items():
+        for known, found in to.items():
             if known[: len(key)] == key:
                 alike.setdefault(id(found[0]), (known[len(key) :], found))
         return list(alike.values())
@@ -570,9 +569,10 @@ class Step:
 
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         form = self._captured_form(batch, False, not self._evaluations or self._as_before(self._evaluations, batch))
-        known = self._evaluations.get(self._without_unread(key_of(batch)))
-        if self._settings.changed() and known is not None and same_network(form, known[0]):
-            return known
+        for _, known in self._alike(self._evaluations, batch):
+            if same_network(form, known[0]):
+                self._evaluations[self._key(batch)] = known
+                return known
         if (same := self._same_but_for_texts(self._evaluations, batch, form)) is not None:
             return same
         return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text))

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from .chosen import depends
 from .errors import Unsupported, UnsupportedOp
 from .functions import again, followed
+from .values import itself
 
 FOREIGN = (str(Path(torch.__file__).parent / "_")[:-1], str(Path(__file__).parent / "_")[:-1])  # lines of these are not the user's
 
@@ -140,10 +141,11 @@ class Watch:
             self._tell(self.told, f"Tensor.{name}", "", reason)
 
     def sees_assignment(self, module: nn.Module, name: str, value: Any) -> None:
-        path = self._names.get(id(module), "")
-        full = f"{path}.{name}" if path else name
         if not isinstance(value, Tensor):
             return
+        module = itself(module)
+        path = self._names.get(id(module), "")
+        full = f"{path}.{name}" if path else name
         before = module._buffers.get(name)
         if before is not None and value.untyped_storage()._cdata == before.untyped_storage()._cdata:
             return  # self.count += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Mapping, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import _AttrProxy
 
 
 def run_node(node: Node, values: Mapping[Node, Any], device: torch.device | str = "cpu") -> Any:
@@ -21,6 +22,11 @@ def has_values(tensor: Optional[Tensor]) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return tensor is not None and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
+def itself(module: nn.Module) -> nn.Module:
+    """Where a module has two names, an export calls another object in the place of each module, a new one each time."""
+    return module.get_base() if isinstance(module, _AttrProxy) else module  # type: ignore[attr-defined]
 
 
 def as_reals(tensor: Tensor) -> Tensor:

@@ -434,3 +434,68 @@ def test_what_asks_for_values_is_told_what_to_do(tell, advice):
     batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
     with pytest.raises(plimsoll.Unsupported, match=advice):
         plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch, progress=False)
+
+
+class _Twice(nn.Module):
+    """A module with two names, and one that puts another tensor in its buffer's place in each of two calls."""
+
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            return x - self.mean
+
+    def __init__(self, layer=None):
+        super().__init__()
+        self.layer = nn.Linear(6, 6) if layer is None else layer
+        self.again, self.averaged, self.last = self.layer, self.Averaged(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.averaged(self.layer(x))
+        return self.last(self.averaged(self.again(x.relu())))
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(6, 6), lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))])
+def test_a_module_with_two_names_trains_as_in_pytorch(layer):
+    torch.manual_seed(1)
+    model = _Twice(layer())
+    other = copy.deepcopy(model)
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch,
+                            costs="estimated", progress=False)  # fmt: skip
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(other(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        assert step(batch) == pytest.approx(loss.item(), rel=1e-5)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_that_each_pass_makes_is_refused_by_name():
+    class Making(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+
+        def forward(self, x):
+            made = nn.Linear(6, 3)
+            return made(self.first(x))
+
+    model = Making()
+    batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    with pytest.raises(Unsupported, match="made in the pass"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch, progress=False)
+
+
+def test_a_capture_asks_for_pytorchs_operators_a_few_times(monkeypatch):
+    """And not for each namespace of them, which took a sixth of its time."""
+    asked, ask = [], torch._C._dispatch_get_registrations_for_dispatch_key
+    monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", lambda *key: (asked.append(key), ask(*key))[1])
+    capture(start(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), lambda output, _: output.square().sum(), floats("x", 3, 4))
+    assert 0 < len(asked) <= 4

@@ -768,6 +768,18 @@ def test_lora_trains_adapters_alone_as_transformers_trainer_does(tmp_path):
     assert not (tmp_path / "ours" / "checkpoint-12" / "model.safetensors").exists()
 
 
+def test_prompts_train_alone_as_transformers_trainer_does(tmp_path):
+    """Peft gives the embedding of words a second name."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    ours, theirs = trainers(tmp_path, lambda: peft.get_peft_model(llama(), config), texts())
+    frozen = {name: p.clone() for name, p in ours.model.named_parameters() if not p.requires_grad}
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    for name, parameter in ours.model.named_parameters():
+        assert name not in frozen or torch.equal(parameter, frozen[name]), name
+
+
 # --- a whole script --------------------------------------------------------------------------------------------------
 
 

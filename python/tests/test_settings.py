@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,54 @@ def test_an_evaluation_follows_too():
         with torch.no_grad():
             expected = F.cross_entropy(model(BATCH[0]), BATCH[1]).item()
         assert step.evaluate(BATCH) == pytest.approx(expected, rel=1e-5)
+
+
+class Compared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.flag, self.factor = nn.Linear(4, 3), 0, 1.0
+
+    def forward(self, x):
+        return self.inner(x) * (2 if self.flag > 100 else 1) * self.factor
+
+
+@pytest.mark.filterwarnings("ignore:.*has changed", "ignore:.*gets a plan of its own")
+def test_an_evaluation_of_a_network_that_is_the_same_is_captured_once_for_each_value(monkeypatch):
+    model = Compared()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
+    captures, capture = [], step._capture_as
+    monkeypatch.setattr(step, "_capture_as", lambda batch, training, *rest: (captures.append(training), capture(batch, training, *rest))[1])
+    for i, (flag, factor, evaluations) in enumerate([
+        (1, 1.0, 1),  # the first is under a value that is another than at compile
+        (1, 1.0, 1),
+        (2, 1.0, 2),
+        (1, 1.0, 2),
+        (2, 1.0, 2),
+        (2, 3.0, 3),
+        (1, 3.0, 4),
+        (2, 3.0, 4),
+        (101, 3.0, 5),
+        (0, 1.0, 6),
+        (101, 1.0, 7),
+        (101, 3.0, 7),
+    ]):  # fmt: skip
+        model.flag, model.factor = flag, factor
+        with torch.no_grad():
+            expected = F.cross_entropy(model(BATCH[0]), BATCH[1]).item()
+        assert step.evaluate(BATCH) == pytest.approx(expected, rel=1e-5), i
+        assert captures.count(False) == evaluations, i
+    assert len({number for _, number in step._evaluations.values()}) == 4
+
+
+def test_names_are_read_while_a_forward_pass_runs_and_not_while_pytorch_decomposes(monkeypatch):
+    """Each call of Python takes many times as long meanwhile."""
+    watched, decompose = [], torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda self, *given: (watched.append(sys.getprofile()), decompose(self, *given))[1])
+    model = Scaled()
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
+    step((BATCH[0][:4], BATCH[1][:4]))
+    assert len(watched) > 2 and watched.count(None) == len(watched)
 
 
 class Tabled(nn.Module):
