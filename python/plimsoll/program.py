@@ -90,7 +90,10 @@ def decompositions() -> dict:
 @contextmanager
 def _operators_asked_once() -> Iterator[None]:
     """To decompose a graph, PyTorch asks two times for each namespace of operators which composite ones there are. They are the same meanwhile, and each answer takes milliseconds."""
-    ask = export_utils._materialize_cpp_cia_ops
+    ask = getattr(export_utils, "_materialize_cpp_cia_ops", None)
+    if ask is None:  # a PyTorch that asks in another way
+        yield
+        return
     ask()
     export_utils._materialize_cpp_cia_ops = lambda: None
     try:
