@@ -9,6 +9,7 @@
 #include "plan/bounds.h"
 #include "plan/overlap.h"
 #include "plan/remat/time_bound.h"
+#include "plan/fastest_order.h"
 #include "plan/reorder.h"
 #include "plan/room.h"
 #include "plan/route.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr double kMostRunsOfAStep = 3;                // in plans worth having
 constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
 constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
+constexpr double kMostStatesOfOrders = 300'000;       // of a search for the fastest
 constexpr double kSaidToBeLeast = 0.9;                // of what a sketch takes with faster kernels
 constexpr double kAbout = 0.95;                       // of what a step likely takes that sends less
 
@@ -148,6 +150,19 @@ std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Dev
   return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
     return reorder_for(attempt.graph, timeline, budget.count, effort(kReorderEffort), random);
   });
+}
+
+std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
+                                        const CostTable& costs, const CompileOptions& options, Wanted wanted) {
+  if (!options.tiers.empty() || !device.info().tiers.empty()) return std::nullopt;
+  const double most_ms = wanted.faster_than_ms;
+  return in_another_order(
+      attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) -> std::optional<Route> {
+        const auto states = static_cast<int64_t>(kMostStatesOfOrders * options.search_effort);
+        std::optional<FastestOrder> found = fastest_order(attempt.graph, timeline, budget.count, states);
+        if (!found || found->least_ms * kRounding >= most_ms) return std::nullopt;
+        return std::move(found->route);
+      });
 }
 
 std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,

@@ -53,6 +53,10 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
 
+// Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it.
+std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
+                                        const CostTable& costs, const CompileOptions& options, Wanted wanted);
+
 // The same steps in the same order, planned anew: of use where it becomes faster.
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 

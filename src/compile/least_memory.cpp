@@ -101,7 +101,7 @@ class LeastSearch {
     if (!auto_) return;
     options_.search_effort = asked_.search_effort / kEffortOfDescent;
     Bytes low = least_live_of(laid, device_, costs_, options_);
-    const Bytes close{known.count / kCloseTo};
+    const Bytes close{std::max(known.count / kCloseTo, kStayAlignment)};
     for (Bytes budget = low; low < known && !fits(enough);) {
       if (fits_within(laid, budget)) {
         known = best_->plan().arena;
@@ -141,6 +141,10 @@ class LeastSearch {
     std::optional<Attempt> answer =
         reordered({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
     if (!answer || !answer->feasible()) answer = make_attempt(laid, device_, costs_, options_, wanted);
+    if (!answer->feasible()) {
+      auto other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
+      if (other) answer = std::move(other);
+    }
     const bool fits = answer->feasible();
     if (fits) take(*std::move(answer));
     return fits;

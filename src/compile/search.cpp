@@ -430,7 +430,11 @@ Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable
   if (other && is_free_of_charge(*other)) return *std::move(other);
   if (other && other->feasible()) wanted.faster_than_ms = other->plan().predicted.step_time_ms;
   Attempt listed = make_attempt(laid, device, costs, options, wanted);
-  return other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
+  Attempt best = other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
+  if (is_free_of_charge(best)) return best;
+  wanted.faster_than_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
+  other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
+  return other && is_better(*other, best) ? *std::move(other) : std::move(best);
 }
 
 }  // namespace

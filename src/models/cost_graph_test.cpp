@@ -495,6 +495,32 @@ TEST(CostGraph, NamesTheLeastThatASearchForItWouldFind) {
   const Infeasible& why = std::get<Infeasible>(refused);
   EXPECT_LE(why.minimum.count, why.lower_bound.count * 1.0005);
   EXPECT_TRUE(std::holds_alternative<Program>(planned(costs, why.minimum)));
+
+  // Between the bound and what is needed there may be no multiple of what offsets are.
+  const CostGraph tiny = cost_graph_from_json(R"({"format": "plimsoll cost graph", "version": 1,
+      "sources": [{"name": "a", "bytes": 64, "role": "input"}, {"name": "b", "bytes": 128, "role": "input"}],
+      "ops": [{"name": "o", "inputs": ["a"], "outputs": [{"name": "o.1", "bytes": 128}, {"name": "o.2", "bytes": 0}], "ms": 0.125},
+              {"name": "p", "inputs": ["b"], "outputs": [{"name": "p.1", "bytes": 64}], "ms": 7},
+              {"name": "q", "inputs": ["a", "o.1"], "outputs": [{"name": "q.1", "bytes": 64}, {"name": "q.2", "bytes": 64}], "ms": 0}],
+      "keep": ["p.1"]})");
+  const auto none = planned(tiny, {64});
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(none));
+  EXPECT_TRUE(std::holds_alternative<Program>(planned(tiny, std::get<Infeasible>(none).minimum)));
+}
+
+// In the order of the list what runs again takes 17 ms in all; in no order of the lowest peak less.
+TEST(CostGraph, OfFewOpsRunsInTheFastestOrder) {
+  const CostGraph costs = cost_graph_from_json(R"({"format": "plimsoll cost graph", "version": 1, "sources": [], "ops": [
+      {"name": "o0", "ms": 5, "inputs": [], "outputs": [{"name": "a", "bytes": 192}]},
+      {"name": "o1", "ms": 0, "inputs": ["a"], "outputs": [{"name": "b", "bytes": 10048}]},
+      {"name": "o2", "ms": 5, "inputs": ["a"], "outputs": [{"name": "c", "bytes": 1728}, {"name": "d", "bytes": 704}], "workspace": 5760},
+      {"name": "o3", "ms": 2, "inputs": ["d", "c"], "outputs": [{"name": "e", "bytes": 10240}, {"name": "f", "bytes": 20608}]},
+      {"name": "o4", "ms": 0, "inputs": ["e", "c"], "outputs": [{"name": "g", "bytes": 2752}], "workspace": 1472},
+      {"name": "o5", "ms": 1, "inputs": ["f"], "outputs": [{"name": "h", "bytes": 1664}], "workspace": 6464}],
+      "keep": ["g", "h"]})");
+  const auto result = planned(costs, {35648});
+  ASSERT_TRUE(std::holds_alternative<Program>(result));
+  EXPECT_NEAR(std::get<Program>(result).plan->predicted.step_time_ms, 15, 1e-9);
 }
 
 // And what is named is enough.

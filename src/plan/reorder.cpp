@@ -12,6 +12,7 @@
 
 #include "base/parallel.h"
 #include "plan/bounds.h"
+#include "plan/order_constraints.h"
 #include "plan/remat/changes.h"
 
 namespace plimsoll {
@@ -27,45 +28,12 @@ constexpr int64_t kLargeStates = 1 << 20;  // bytes of an update's
 constexpr double kMostlyLarge = 0.25;      // of the bytes of all states: fewer are no reason for another order
 constexpr int64_t kWalked = 100'000'000;   // steps, for the bound on bytes
 
-// Which steps must be done before which: those that make what it reads, and, of one that must overwrite, all other readers.
-class Constraints {
- public:
-  Constraints(const Graph& graph, const ValueTimeline& timeline)
-      : before_(timeline.steps.size()), after_(timeline.steps.size()) {
-    for (int32_t s = 0; s < count(); ++s) {
-      const TimelineStep& step = timeline.steps[s];
-      for (const TensorId t : graph.op(step.op).inputs) {
-        const OpId producer = graph.tensor(t).producer;
-        if (producer.valid()) before_[s].push_back(timeline.step_of[producer]);
-      }
-      for (const TimelineInPlace& pair : step.in_place) {
-        if (!pair.required) continue;
-        for (const int32_t user : timeline.values[pair.input].uses) {
-          if (user != s) before_[s].push_back(user);
-        }
-      }
-    }
-    for (int32_t s = 0; s < count(); ++s) {
-      std::ranges::sort(before_[s]);
-      before_[s].erase(std::ranges::unique(before_[s]).begin(), before_[s].end());
-      for (const int32_t b : before_[s]) after_[b].push_back(s);
-    }
-  }
-  int32_t count() const { return static_cast<int32_t>(before_.size()); }
-  const std::vector<int32_t>& before(int32_t step) const { return before_[step]; }
-  const std::vector<int32_t>& after(int32_t step) const { return after_[step]; }
-  bool waits(int32_t step, int32_t for_step) const { return std::ranges::binary_search(before_[step], for_step); }
-
- private:
-  std::vector<std::vector<int32_t>> before_, after_;
-};
-
 // An order, and the bytes that lie in the arena during each of its steps. Two neighbours that change places change those of
 // these two alone.
 class Order {
  public:
   using Score = __int128;  // bytes over many steps
-  Order(const ValueTimeline& timeline, const Constraints& constraints, std::vector<int32_t> steps)
+  Order(const ValueTimeline& timeline, const OrderConstraints& constraints, std::vector<int32_t> steps)
       : timeline_(&timeline), constraints_(&constraints), steps_(std::move(steps)) {
     find_last_uses();
     int64_t live = 0;
@@ -154,7 +122,7 @@ class Order {
   }
 
   const ValueTimeline* timeline_;
-  const Constraints* constraints_;
+  const OrderConstraints* constraints_;
   std::vector<int32_t> steps_;     // by place
   std::vector<int32_t> place_of_;  // by step
   std::vector<int32_t> last_use_;  // by value: the step; -1 none, kEnd: it stays
@@ -249,7 +217,7 @@ void anneal(Order& order, int64_t budget, int64_t effort) {
 }
 
 // Of the steps that may run, always the one that adds least, the one whose inputs are freshest where several do.
-std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const Constraints& constraints) {
+std::vector<int32_t> greedy_order(const ValueTimeline& timeline, const OrderConstraints& constraints) {
   const int32_t count = constraints.count();
   std::vector<int32_t> waiting(count), uses_left(timeline.values.size()), order, fresh(count, 0);
   for (int32_t s = 0; s < count; ++s) waiting[s] = static_cast<int32_t>(constraints.before(s).size());
@@ -345,7 +313,7 @@ std::optional<std::vector<int32_t>> others_of(const ValueTimeline& timeline, con
 }
 
 // The steps in the order of these times, as far as each waits for what it reads.
-Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeline, const Constraints& constraints) {
+Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeline, const OrderConstraints& constraints) {
   using Next = std::pair<double, int32_t>;
   std::priority_queue<Next, std::vector<Next>, std::greater<>> ready;
   std::vector<size_t> waiting(wanted.size());
@@ -370,7 +338,7 @@ Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeli
 std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeline, int64_t budget, int64_t effort,
                                  int64_t random_effort) {
   if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
-  const Constraints constraints(graph, timeline);
+  const OrderConstraints constraints(graph, timeline);
   std::vector<int32_t> given(timeline.steps.size());
   std::iota(given.begin(), given.end(), 0);
   Order best(timeline, constraints, given);
@@ -441,11 +409,11 @@ std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& t
     }
   }
   if (!any) return std::nullopt;
-  return in_order_of(wanted, timeline, Constraints(graph, timeline));
+  return in_order_of(wanted, timeline, OrderConstraints(graph, timeline));
 }
 
 int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers) {
-  const Constraints constraints(graph, timeline);
+  const OrderConstraints constraints(graph, timeline);
   const size_t count = timeline.steps.size();
   std::vector<int64_t> bytes(count);
   for (size_t s = 0; s < count; ++s) bytes[s] = own_bytes(timeline, timeline.steps[s]);
