@@ -7,9 +7,9 @@
 
 #include "plan/assemble.h"
 #include "plan/bounds.h"
+#include "plan/fastest_order.h"
 #include "plan/overlap.h"
 #include "plan/remat/time_bound.h"
-#include "plan/fastest_order.h"
 #include "plan/reorder.h"
 #include "plan/room.h"
 #include "plan/route.h"
@@ -174,11 +174,11 @@ std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, c
 
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
   const Route route = route_of(attempt.plan());
-  Wanted wanted{.policy = options.policy, .faster_than_ms = attempt.plan().predicted.step_time_ms,
+  Wanted wanted{.policy = options.policy,
+                .faster_than_ms = attempt.plan().predicted.step_time_ms,
                 .only_to_fit = true,
                 .start = &attempt.plan()};
-  wanted.timeline =
-      input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, wanted).timeline;
+  wanted.timeline = input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, wanted).timeline;
   return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
 }
 

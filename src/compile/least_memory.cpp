@@ -142,7 +142,8 @@ class LeastSearch {
         reordered({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
     if (!answer || !answer->feasible()) answer = make_attempt(laid, device_, costs_, options_, wanted);
     if (!answer->feasible()) {
-      auto other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
+      auto other =
+          in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, budget, device_, costs_, options_, wanted);
       if (other) answer = std::move(other);
     }
     const bool fits = answer->feasible();

@@ -31,7 +31,7 @@ constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, ove
 constexpr int32_t kFewOpsForParts = 300;     // in whose plans parts of a batch are looked at unasked
 // For the runs of a plan that waits long: the longer the plan, the less of it is looked at.
 constexpr int64_t kLongRunEffort = 12'000'000, kMostLongRunEffort = 40'000'000, kLongRunEffortOfAll = 8'000'000'000;
-constexpr int kUpgrades = 2;                 // of the plan's free bytes with faster kernels
+constexpr int kUpgrades = 2;  // of the plan's free bytes with faster kernels
 
 bool is_free_of_charge(const Attempt& a) {
   return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;

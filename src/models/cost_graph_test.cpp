@@ -482,7 +482,8 @@ TEST(CostGraph, NamesTheLeastThatASearchForItWouldFind) {
   const int64_t bytes[] = {8512, 2313216, 81664, 41728, 1956864};
   json file{{"sources", {113856}}, {"nodes", json::array()}, {"keep", {{5, 0}, {10, 0}}}};
   for (int i = 0; i < 5; ++i)
-    file["nodes"].push_back({{"ms", 10 - i}, {"out", {bytes[i]}}, {"in", json::array({i == 0 ? json{"source", 0} : json{i - 1, 0}})}});
+    file["nodes"].push_back(
+        {{"ms", 10 - i}, {"out", {bytes[i]}}, {"in", json::array({i == 0 ? json{"source", 0} : json{i - 1, 0}})}});
   file["nodes"].push_back({{"ms", 4}, {"out", {64, 7936}}, {"in", json::array({json{4, 0}})}});
   const int64_t gradients[] = {99200, 7424, 384, 8320, 6464};
   for (int i = 4; i >= 0; --i) {
@@ -510,7 +511,8 @@ TEST(CostGraph, NamesTheLeastThatASearchForItWouldFind) {
 
 // In the order of the list what runs again takes 17 ms in all; in no order of the lowest peak less.
 TEST(CostGraph, OfFewOpsRunsInTheFastestOrder) {
-  const CostGraph costs = cost_graph_from_json(R"({"format": "plimsoll cost graph", "version": 1, "sources": [], "ops": [
+  const CostGraph costs =
+      cost_graph_from_json(R"({"format": "plimsoll cost graph", "version": 1, "sources": [], "ops": [
       {"name": "o0", "ms": 5, "inputs": [], "outputs": [{"name": "a", "bytes": 192}]},
       {"name": "o1", "ms": 0, "inputs": ["a"], "outputs": [{"name": "b", "bytes": 10048}]},
       {"name": "o2", "ms": 5, "inputs": ["a"], "outputs": [{"name": "c", "bytes": 1728}, {"name": "d", "bytes": 704}], "workspace": 5760},

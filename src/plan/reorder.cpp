@@ -313,7 +313,8 @@ std::optional<std::vector<int32_t>> others_of(const ValueTimeline& timeline, con
 }
 
 // The steps in the order of these times, as far as each waits for what it reads.
-Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeline, const OrderConstraints& constraints) {
+Route in_order_of(const std::vector<double>& wanted, const ValueTimeline& timeline,
+                  const OrderConstraints& constraints) {
   using Next = std::pair<double, int32_t>;
   std::priority_queue<Next, std::vector<Next>, std::greater<>> ready;
   std::vector<size_t> waiting(wanted.size());
