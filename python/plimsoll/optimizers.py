@@ -64,7 +64,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         *most, last = (known.__name__ for known in _KINDS)
         raise TypeError(
             f"plimsoll trains by torch.optim.{', '.join(most)} and {last}, not by {type(optimizer).__module__}."
-            f"{type(optimizer).__qualname__}"
+            f"{type(optimizer).__qualname__}. What another does beside such updates, as Lookahead's average of weights, can be done to the parameters between steps"
         )
     return kind
 
