@@ -143,6 +143,39 @@ TEST(Transformers, FitWhereAnyPolicyDoesAndNameLittleMoreAsTheLeast) {
   }
 }
 
+// Of the kernels that superneurons chooses first, the fastest come back where its plan has room for them.
+TEST(Policies, OfOthersGetTheFastestKernelsFromEveryChoice) {
+  const Network network =
+      build_model("resnet18", {.batch = 4, .channels = 3, .height = 224, .width = 224, .classes = 1000});
+  const std::unique_ptr<Device> device = open_device("p100", 1);
+  const CostTable costs(probe_rates(*device));
+  CompileOptions options{.memory = 209'175'526_B, .tiers = device->info().tiers};
+  options.tiers.at(0).capacity = 128_MiB;
+  options.optimizer.name = "adamw";
+  options.optimizer.freeze = {"layer1.*"};
+  const auto ms = [&](const char* policy) {
+    options.policy = policy;
+    return std::get<Program>(compile_training(network, *device, costs, options)).plan->predicted.step_time_ms;
+  };
+  EXPECT_LE(ms("auto"), ms("superneurons") * (1 + 1e-9));
+}
+
+// Where much runs again, which steps these are is worth a longer search.
+TEST(Runs, OfAPlanThatWaitsLongAreSearchedForLonger) {
+  const Network network =
+      build_model("resnet20", {.batch = 32, .channels = 3, .height = 32, .width = 32, .classes = 10});
+  const std::unique_ptr<Device> device = open_device("k40c", 1);
+  const CostTable costs(probe_rates(*device));
+  CompileOptions options = with_host(0_B, 1);
+  options.name_minimum = true;
+  const auto free = std::get<Program>(compile_training(network, *device, costs, options));
+  const int64_t least = free.minimum->count, most = free.plan->arena.count;
+  options.memory = {least + (most - least) / 50};
+  const auto tight = std::get<Program>(compile_training(network, *device, costs, options));
+  const double extra = tight.plan->predicted.step_time_ms / free.plan->predicted.step_time_ms - 1;
+  EXPECT_LT(extra, 0.53);  // 0.59 by the first search
+}
+
 // So many of them; PLIMSOLL_RANDOM_NETWORKS=200 tries more, and PLIMSOLL_RANDOM_SEED=7 begins with another.
 int number_from(const char* variable, int otherwise) {
   const char* text = std::getenv(variable);
