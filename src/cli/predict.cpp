@@ -111,10 +111,6 @@ class Predictions {
   int64_t answered_ = 0, unread_ = 0, unanswered_ = 0;
 };
 
-bool are_finite(std::span<const float> scores) {
-  return std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); });
-}
-
 // The tokens of a prompt: its bytes, or where the vocabulary is not that of bytes the ids that it lists.
 std::vector<int32_t> prompt_tokens(const std::string& prompt, bool bytes, int64_t vocabulary) {
   std::vector<int32_t> tokens;
@@ -271,10 +267,11 @@ int run_predict(PredictFlags& flags, const CLI::App& command) {
       const std::string& file = files[first + i];
       if (!problems[i].empty()) {
         predictions.refuse(file, problems[i]);
-      } else if (const auto logits = answers.logits.subspan(i * classes, classes); !are_finite(logits)) {
+      } else if (const auto guesses = best_guesses(answers.logits.subspan(i * classes, classes), flags.top);
+                 !std::isfinite(guesses.front().probability)) {
         predictions.refuse(file, fmt::format("{}: the network's scores are not finite numbers", file), false);
       } else {
-        predictions.write(file, best_guesses(logits, flags.top));
+        predictions.write(file, guesses);
       }
     }
     if (interrupted() || output_closed()) {

@@ -143,8 +143,8 @@ TEST(Transformers, FitWhereAnyPolicyDoesAndNameLittleMoreAsTheLeast) {
   }
 }
 
-// Of the kernels that superneurons chooses first, the fastest come back where its plan has room for them.
-TEST(Policies, OfOthersGetTheFastestKernelsFromEveryChoice) {
+// A sketch of them says only roughly how fast they become.
+TEST(Policies, OfOthersGetTheFastestKernelsWhereTheyHaveRoom) {
   const Network network =
       build_model("resnet18", {.batch = 4, .channels = 3, .height = 224, .width = 224, .classes = 1000});
   const std::unique_ptr<Device> device = open_device("p100", 1);

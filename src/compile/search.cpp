@@ -92,9 +92,9 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
     std::optional<Attempt>& theirs = found[i];
     for (const Choice& choice : choices) {
       Attempt other = flow.attempt_by(others[i], choice, ms);
-      upgrade(other, flow, choice.divide, others[i]);  // of small kernels with much room may come the fastest
       if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
     }
+    if (theirs) upgrade(*theirs, flow, choices.front().divide, others[i]);
   });
   for (std::optional<Attempt>& theirs : found) {
     if (theirs && is_better(*theirs, best)) best = *std::move(theirs);

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/parallel.h"
@@ -27,13 +25,6 @@ constexpr int kRuleHalvings = 8;
 constexpr size_t kStepsOfEarlyBound = 150;
 constexpr int64_t kEffortOfEarlyBound = 30'000'000;
 constexpr double kReached = 1 + 1e-8;
-constexpr int64_t kNarrow = 30;
-
-// Whether it may be that but the offsets do not fit.
-bool is_narrow(const Infeasible& infeasible, Bytes budget) {
-  return infeasible.tier.empty() && infeasible.minimum > budget &&
-         infeasible.minimum <= budget + Bytes{budget.count / kNarrow};
-}
 
 PolicyInput without_tiers(PolicyInput input) {
   input.device.tiers.clear();
@@ -148,7 +139,6 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
   if (!std::holds_alternative<Plan>(best) && !elsewhere) {
     using Planner = std::function<PlanOrInfeasible(const PolicyInput&)>;
     Planner least = plan_liveness;  // of those that do not fit
-    std::vector<Planner> narrow;    // those whose offsets may fit if more is tried
     bool tier_short = false;
     auto consider = [&](const Planner& planner) {
       if (const Plan* plan = std::get_if<Plan>(&best)) {
@@ -159,7 +149,6 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       const auto* mine = std::get_if<Infeasible>(&best);
       const auto* theirs = std::get_if<Infeasible>(&other);
       if (mine != nullptr && theirs != nullptr && needs_less(*theirs, *mine)) least = planner;
-      if (theirs != nullptr && quick.only_to_fit && is_narrow(*theirs, input.budget)) narrow.push_back(planner);
       tier_short |= theirs != nullptr && !theirs->tier.empty() && theirs->minimum <= input.budget;
       keep_better(quick, best, std::move(other));
     };
@@ -213,11 +202,10 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       }
     };
     consider_others();
-    if (!input.first_that_fits) {
+    if (input.search_least && !input.first_that_fits && std::holds_alternative<Infeasible>(best)) {
       // By itself a policy is placed with more effort.
       quick.only_to_fit = false;
-      if (input.search_least && std::holds_alternative<Infeasible>(best)) consider_others();
-      std::ranges::for_each(std::exchange(narrow, {}), consider);
+      consider_others();
       quick.only_to_fit = true;
     }
     const Plan* const plan = std::get_if<Plan>(&best);
