@@ -51,6 +51,7 @@ struct MachineRates {
   double gflops = 100;          // dense single precision, all threads
   double memory_gb_per_s = 10;  // streaming
   double launch_us = 5;         // fixed cost of an op
+  bool busy = false;            // other processes kept the machine busy meanwhile: good for now, and not kept
 };
 MachineRates probe_rates(const Device& device);  // a fraction of a second
 

@@ -117,6 +117,7 @@ struct DoneEvent {
   // Median of the compute of a step, by the device's clock where it has one; of one batch, where it takes several.
   double step_time_ms = 0;
   double predicted_step_time_ms = 0;             // of the same, as predicted before the first step
+  double median_wall_time_ms = 0;                // of the same with its data, by the host's clock
   double wall_time_ms = 0;                       // mean of a batch, with its data: images_per_second are by this
   std::optional<double> predicted_wall_time_ms;  // where batches come over a link (Plan::feeding)
   double data_wait_percent = 0;                  // of the wall time: while nothing ran, until the loader had the batch

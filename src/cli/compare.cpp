@@ -173,6 +173,7 @@ class Comparison {
       const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
       for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
       program.plan = check_plan(graph, shared.plan);
+      if (plimsoll::shares_cores(*program.plan)) program.bound_ms = program.plan->predicted.lower_bound_ms;
     }
     const Prediction& p = program.plan->predicted;
     std::optional<Bytes> minimum = program.minimum;

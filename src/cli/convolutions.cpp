@@ -191,7 +191,8 @@ int convolutions(const ConvolutionsFlags& flags) {
     }
   }
   progress.finish();
-  if (busy.others() > kTooBusy) {
+  const bool simulated = session.device->info().simulated;
+  if (!simulated && busy.others() > kTooBusy) {
     complain(
         fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; those that were "
                     "measured {}",
@@ -201,7 +202,9 @@ int convolutions(const ConvolutionsFlags& flags) {
                                     sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);
   if (sums.divided_ms > 0)
     summary += fmt::format(", {:.2f}x ({})", sums.undivided_ms / sums.divided_ms,
-                           sums.measured ? "measured" : "predicted, not all was measured");
+                           sums.measured ? "measured"
+                           : simulated   ? "predicted by formulas, for a machine that is not there"
+                                         : "predicted, not all was measured");
   if (sums.too_large > 0) summary += fmt::format("; {} passes are too large to be measured here", sums.too_large);
   say(out, summary);
   if (sums.without == 0) return kDone;

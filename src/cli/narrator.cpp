@@ -59,10 +59,10 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options, Language 
   const int64_t batches = options.optimizer.accumulate;
   const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes up to {},", batches) : "a step";
   return fmt::format(
-      "{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}), {} with its data, of which {:.0f} % waiting for it; peak {} of {}, of the process {}",
+      "{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}), {} with its data; waiting for data took {:.0f} % of the time; peak {} of {}, of the process {}",
       d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
       speed_text(d.images_per_second, language), step, time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
-      time_text(d.wall_time_ms), d.data_wait_percent, to_string(d.peak),
+      time_text(d.median_wall_time_ms), d.data_wait_percent, to_string(d.peak),
       d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget), to_string(d.process_peak));
 }
 
@@ -77,6 +77,8 @@ ReportFacts::Measured measured_facts(const DoneEvent& d) {
           .peak = d.peak,
           .process_peak = d.process_peak};
 }
+
+constexpr std::string_view kRestIsSaved = "all else of the training is as it would be";
 
 json step_json(const StepEvent& e) {
   return {{"event", "step"},
@@ -177,10 +179,6 @@ void Narrator::tell_done(const DoneEvent& done) {
     const std::string file = options_.checkpoint->string();
     text += fmt::format("\nsaved {}; go on with --resume {}", file, file);
   }
-  if (recorded_) {
-    write_report(done);
-    text += fmt::format("\nreport: {} (open it in a browser)", flags_.report);
-  }
   say(out_, text);
   json event = done_json(done, options_);
   if (language_) {
@@ -190,6 +188,7 @@ void Narrator::tell_done(const DoneEvent& done) {
   }
   write(event);
   if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
+  if (recorded_) or_go_on_without([&] { write_report(done); }, [] {}, kRestIsSaved);
 }
 
 void Narrator::tell_plan(const Program& program, const std::string& data, const ProcessMemory& process) {
@@ -210,12 +209,12 @@ void Narrator::tell_plan(const Program& program, const std::string& data, const 
 
 // A disk that is full ends a log, but not what may have been trained for days.
 template <class Write, class Drop>
-void Narrator::or_go_on_without(const Write& write, const Drop& drop) {
+void Narrator::or_go_on_without(const Write& write, const Drop& drop, std::string_view what_then) {
   try {
     write();
   } catch (const Error& error) {
     progress_.finish();
-    complain(fmt::format("{}; the training goes on without it", error.what()));
+    complain(fmt::format("{}; {}", error.what(), what_then));
     drop();
     lost_a_log_ = true;
   }
@@ -282,9 +281,12 @@ void Narrator::keep_record(const Program& program, std::span<const StepRecord> s
                            std::span<const StepRecord> copies, std::span<const StepRecord> messages) {
   if (!flags_.report.empty()) recorded_ = Recorded{program, {steps.begin(), steps.end()}};
   if (flags_.trace.empty()) return;
-  write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies, messages));
-  say(out_,
-      fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
+  const auto write_trace = [&] {
+    write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies, messages));
+    say(out_,
+        fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
+  };
+  or_go_on_without(write_trace, [] {}, kRestIsSaved);
 }
 
 void Narrator::write_report(const DoneEvent& done) {
@@ -295,6 +297,7 @@ void Narrator::write_report(const DoneEvent& done) {
                           .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
                           .measured = measured_facts(done)};
   write_file_atomically(flags_.report, html_report(recorded_->program, facts, recorded_->steps));
+  say(out_, fmt::format("report: {} (open it in a browser)", flags_.report));
 }
 
 }  // namespace plimsoll::cli

@@ -44,7 +44,8 @@ class Narrator {
   void tell_epoch(const EpochEvent& e);
   void write(const nlohmann::json& event);
   template <class Write, class Drop>
-  void or_go_on_without(const Write& write, const Drop& drop);
+  void or_go_on_without(const Write& write, const Drop& drop,
+                        std::string_view what_then = "the training goes on without it");
   void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies,
                    std::span<const StepRecord> messages);
   void write_report(const DoneEvent& done);

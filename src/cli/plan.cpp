@@ -139,8 +139,7 @@ struct Planner {
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
       shared.plan.plan_time_ms = watch.ms();
-      if (shared.plan.predicted.lower_bound_ms != program->plan->predicted.lower_bound_ms)  // other threads, or at once
-        program->bound_ms = shared.plan.predicted.lower_bound_ms;
+      if (shares_cores(shared.plan)) program->bound_ms = shared.plan.predicted.lower_bound_ms;
       program->plan = check_plan(program->network.graph, shared.plan);
       notices = shared.notices;
     }

@@ -58,7 +58,7 @@ json share_costs(const ProfileFlags& flags, const std::string& imported, Session
   if (!flags.import_from.empty()) {
     const CostTable others = costs_from_json(imported, flags.import_from, session.device->info());
     const int taken = merge_costs(others, session.costs);
-    if (!session.database->rates()) session.database->save(others.rates());
+    if (!session.database->rates() && !others.rates().busy) session.database->save(others.rates());
     session.database->save(session.costs);
     told["imported"] = taken;
     say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken,

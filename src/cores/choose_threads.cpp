@@ -138,7 +138,10 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   const int cores = cores_of(input.device);
   ChosenThreads chosen{.plan = serial(input, plan)};
   chosen.serial_ms = chosen.plan.predicted.step_time_ms;
-  if (cores < 2 && input.options.hardware_threads < 2) return chosen;
+  if (cores < 2 && input.options.hardware_threads < 2) {
+    chosen.measured = true;  // there are no fewer threads
+    return chosen;
+  }
 
   Plan candidate = serial(input, relaxed);
   Tasks tasks = tasks_of(input.graph, candidate);
@@ -178,8 +181,8 @@ std::string to_text(const ChosenThreads& chosen) {
         time_text(chosen.serial_ms, 4));
   }
   return fmt::format(
-      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {} a step predicted instead of {}", inter_op,
-      chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
+      "--inter-op auto: {}, {} with fewer threads{}: {} a step predicted instead of {}",
+      inter_op == 1 ? "one op after another" : fmt::format("up to {} ops at once", inter_op), chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
       time_text(chosen.plan.predicted.step_time_ms, 4), time_text(chosen.serial_ms, 4));
 }
 

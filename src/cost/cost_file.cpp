@@ -92,6 +92,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
       {"device", device.key},
       {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
       {"entries", std::move(entries)}};
+  if (rates.busy) document["rates"]["busy"] = true;
   if (!table.conflicts().empty()) document["interference"] = table.conflicts();
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -109,10 +110,11 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
                   fmt::format("these are costs of another device ('{}'); this is '{}'", key, device.key));
     }
     const JsonReader rates = r.member("rates"), entries = r.member("entries");
-    rates.only({"gflops", "memory_gb_per_s", "launch_us"});
+    rates.only({"gflops", "memory_gb_per_s", "launch_us", "busy"});
     CostTable table({.gflops = rate(rates.member("gflops")),
                      .memory_gb_per_s = rate(rates.member("memory_gb_per_s")),
-                     .launch_us = quantity(rates.member("launch_us"))});
+                     .launch_us = quantity(rates.member("launch_us")),
+                     .busy = rates.has("busy") && rates.member("busy").boolean()});
     for (size_t i = 0; i < entries.size(); ++i) read_entry(entries.item(i), table);
     if (r.has("interference")) {
       const JsonReader pairs = r.member("interference");

@@ -42,6 +42,17 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
+TEST(CostFile, SaysThatRatesAreOfABusyMachine) {
+  const std::string quiet = costs_to_json(some_costs(), device("here"));
+  EXPECT_EQ(quiet.find("\"busy\""), std::string::npos);
+  EXPECT_FALSE(costs_from_json(quiet, "costs.json", device("here")).rates().busy);
+  MachineRates rates = some_costs().rates();
+  rates.busy = true;
+  const std::string text = costs_to_json(CostTable(rates), device("here"));
+  EXPECT_TRUE(costs_from_json(text, "costs.json", device("here")).rates().busy);
+  EXPECT_EQ(costs_to_json(costs_from_json(text, "costs.json", device("here")), device("here")), text);
+}
+
 TEST(CostFile, ReadsBackWhatWasMeasured) {
   const std::string text = costs_to_json(some_costs(), device("here"));
   const CostTable back = costs_from_json(text, "costs.json", device("here"));

@@ -88,7 +88,7 @@ class NewerSchema : public std::runtime_error {
 
 bool is_sane(const Cost& cost) {
   return cost.source >= Cost::Source::measured && cost.source <= Cost::Source::in_step && std::isfinite(cost.time_ms) &&
-         cost.time_ms >= 0 && std::isfinite(cost.spread_ms) && cost.spread_ms >= 0 && cost.runs >= 0;
+         cost.time_ms > 0 && std::isfinite(cost.spread_ms) && cost.spread_ms >= 0 && cost.runs >= 0;
 }
 bool is_sane(const MachineRates& rates) {
   auto positive = [](double x) { return std::isfinite(x) && x > 0; };

@@ -195,10 +195,11 @@ std::vector<Finding> concurrency_table2() {
     };
     add("best threads", op.threads, fine.curve().best().threads, "threads",
         "simulated; found by climbing with interval 1 a curve fitted to this count and time");
-    const bool tried = (op.threads - 1) % 4 == 0;
-    add("best threads, interval 4", op.threads, coarse.curve().best().threads, "threads",
-        tried ? "simulated; 1, 5, 9, ... are tried"
-              : fmt::format("simulated; 1, 5, 9, ... are tried, and {} is not among them", op.threads));
+    const int coarse_best = coarse.curve().best().threads;
+    const bool tried = (op.threads - 1) % 4 == 0 || coarse_best == op.threads;  // all cores are tried as well
+    add("best threads, interval 4", op.threads, coarse_best, "threads",
+        tried ? fmt::format("simulated; 1, 5, 9, ... and {} are tried", kCores)
+              : fmt::format("simulated; 1, 5, 9, ... and {} are tried, and {} is not among them", kCores, op.threads));
     add("time", op.time_ms, fine.curve().best_ms(), "ms", "simulated; fitted");
     add("lost with 68 threads", op.variance, 100 * (curve.time_ms(kCores) / fine.curve().best_ms() - 1), "%",
         op.threads == kCores ? "simulated; 68 threads are its best"

@@ -164,7 +164,8 @@ std::string plan_text(const Program& program, int64_t batch) {
                                 : fmt::format("{}, which took {}", program.policy, plan.policy),
                             plan.placement, is_safe(program) ? "verified" : "not safe"));
   line("peak",
-       fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
+       fmt::format("{} at {}{}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step),
+                   plan.cores.inter_op > 1 ? ", one op after another; those at once may reach the whole arena" : ""));
   std::vector<std::string> shares;
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
     if (share.bytes.count >= 1024) shares.push_back(fmt::format("{} {}", plural(share.what), to_string(share.bytes)));

@@ -184,8 +184,9 @@ void open_device_and_costs(Session& session, std::string_view name, int threads,
   }
   const LoadMeter busy;
   const bool short_of_room = room < kProbeRoom && !session.device->info().own_memory;
-  const MachineRates rates = short_of_room ? probe_rates(*session.device, room) : probe_rates(*session.device);
-  if (session.device->info().simulated || (busy.others() <= kTooBusy && !short_of_room)) {
+  MachineRates rates = short_of_room ? probe_rates(*session.device, room) : probe_rates(*session.device);
+  rates.busy = !session.device->info().simulated && busy.others() > kTooBusy;
+  if (session.device->info().simulated || (!rates.busy && !short_of_room)) {
     session.database->save(rates);
     session.costs = session.database->load();
     return;

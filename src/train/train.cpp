@@ -282,7 +282,10 @@ std::optional<Infeasible> Training::plan_together() {
   const Heartbeat heartbeat(ranks);  // measuring and planning may take longer than the others would wait
   if (ranks == nullptr || ranks->is_first()) {
     std::optional<Infeasible> infeasible = plan();
-    if (!infeasible) share_cores();
+    if (!infeasible) {
+      share_cores();
+      if (shares_cores(*program_.plan)) program_.bound_ms = program_.plan->predicted.lower_bound_ms;
+    }
     if (ranks != nullptr) send_plan(*ranks, request(), infeasible ? nullptr : &program_);
     if (infeasible) return infeasible;
   } else {

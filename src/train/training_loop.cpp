@@ -33,6 +33,7 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const Tra
   total_steps_ = options.steps > 0 ? std::min(options.steps, epochs * steps_per_epoch_) : epochs * steps_per_epoch_;
   last_epoch_ = (total_steps_ + steps_per_epoch_ - 1) / steps_per_epoch_;
   times_.reserve(kTimesKept);
+  wall_times_.reserve(kTimesKept);
   saves_ = options.checkpoint.has_value();
   if (options.communicator && parts.training_step.is_divided()) saves_ = first_saves(*options.communicator, saves_);
 }
@@ -54,6 +55,7 @@ DoneEvent TrainingLoop::run() {
   done_.wall_time_ms = batches_done_ > 0 ? 1000 * step_seconds_ / static_cast<double>(batches_done_) : 0;
   done_.data_wait_percent = percent_of(waiting_seconds_, step_seconds_);
   done_.step_time_ms = median(std::move(times_));
+  done_.median_wall_time_ms = median(std::move(wall_times_));
   return done_;
 }
 
@@ -201,8 +203,8 @@ bool TrainingLoop::run_batch() {
   } else {
     epoch_.has_correct = false;
   }
-  keep_time(ms, had_chosen);
   const double seconds = watch.seconds();
+  keep_time(ms, 1000 * seconds, had_chosen);
   step_seconds_ += seconds;
   waiting_seconds_ += waited;
   epoch_.seconds += seconds;
@@ -218,16 +220,20 @@ bool TrainingLoop::run_batch() {
   return stepped;
 }
 
-void TrainingLoop::keep_time(double ms, bool had_chosen) {
+void TrainingLoop::keep_time(double ms, double wall_ms, bool had_chosen) {
   if (!chosen_ && had_chosen) {  // what was tried out until now says nothing of the steps from here on
     chosen_ = true;
     times_.clear();
+    wall_times_.clear();
     times_at_ = 0;
   }
   if (times_.size() < kTimesKept) {
     times_.push_back(ms);
+    wall_times_.push_back(wall_ms);
   } else {
-    times_[times_at_++ % kTimesKept] = ms;
+    const size_t oldest = times_at_++ % kTimesKept;
+    times_[oldest] = ms;
+    wall_times_[oldest] = wall_ms;
   }
 }
 

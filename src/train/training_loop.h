@@ -69,7 +69,7 @@ class TrainingLoop {
   double run_and_feed(double lr, double& waited);
   void end_step(double lr, std::optional<double> norm);
   int64_t batches_of_step() const;
-  void keep_time(double ms, bool had_chosen);
+  void keep_time(double ms, double wall_ms, bool had_chosen);
   void finish_epoch(const Stopwatch& watch);
   std::optional<EpochSoFar> epoch_so_far() const;
   void save();
@@ -94,7 +94,7 @@ class TrainingLoop {
   EpochSums epoch_;
   StepSums step_;
   DoneEvent done_;
-  std::vector<double> times_;  // of the last batches, for the median
+  std::vector<double> times_, wall_times_;  // of the last batches, for their medians
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   double waiting_seconds_ = 0;

@@ -242,7 +242,7 @@ class CurvePlanner::Search {
       for (; next < points.size() && tried.size() < at_once; ++next) {
         const auto& [point, ascent] = points[next];
         if (point->ms * kRounding >= input_.faster_than_ms) break;
-        if (static_cast<double>(point->limit) > most[ascent]) continue;
+        if (static_cast<double>(bytes_of(*point)) > most[ascent]) continue;
         if (last != nullptr && *last == *point) continue;  // of another ascent
         tried.push_back(points[next]);
         last = point;
@@ -261,6 +261,15 @@ class CurvePlanner::Search {
       }
     }
     return std::nullopt;
+  }
+
+  // Its limit, or what it takes where that is above the budget.
+  int64_t bytes_of(const LimitedPoint& point) const {
+    if (point.limit <= input_.budget.count) return point.limit;
+    Schedule schedule;
+    Scheduler(timeline_).run(point.decisions, schedule);
+    spread_in_turn(timeline_, input_.device.tiers, point.limit, schedule);
+    return schedule.peak;
   }
 
   std::vector<TradeoffPoint> points_with_room() const {
@@ -379,7 +388,8 @@ class CurvePlanner::Search {
       points_.push_back(*std::move(point));
   }
 
-  // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
+  // A fixed ladder and the peaks of the points on it, the same for every budget; it ends with the first above the budget, below which
+  // what is found for that limit may stay all the same.
   std::vector<int64_t> limits(const std::vector<TradeoffPoint>& points) const {
     std::set<int64_t> limits;
     int64_t least = INT64_MAX, most = 0;
@@ -394,7 +404,8 @@ class CurvePlanner::Search {
     for (double limit = static_cast<double>(least); limit < static_cast<double>(most) * ratio; limit *= ratio) {
       limits.insert(static_cast<int64_t>(limit));
     }
-    limits.erase(limits.upper_bound(input_.budget.count), limits.end());
+    const auto above = limits.upper_bound(input_.budget.count);
+    if (above != limits.end()) limits.erase(std::next(above), limits.end());
     return {limits.begin(), limits.end()};
   }
   int changes() const {
