@@ -153,7 +153,8 @@ def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Te
     network: set[int] = set()
     outside: dict[Place, set[int]] = {Place.INPUT: set(), Place.CONSTANT: set()}
     assigned = {name: i for name, i in program.updates.items() if _is_assigned(program, places, name, i)}
-    waiting = [program.loss, *program.outputs.values(), *assigned.values()]
+    advanced = [i for i in program.updates.values() if places[i] == Place.NETWORK and i not in program.sources]  # whether the norm's result is read or not
+    waiting = [program.loss, *program.outputs.values(), *advanced]
     while waiting:
         i = waiting.pop()
         if i in network or any(i in found for found in outside.values()):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import operator
 import re
 import traceback
 import warnings
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -110,6 +111,8 @@ def _detach_without_gradient(module: GraphModule) -> None:
         if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
             continue
         for result in list(node.users):
+            if _is_buffer_of_region(module, node, result):
+                continue
             with graph.inserting_after(result):
                 detached = graph.call_function(torch.ops.aten.detach.default, (result,))
             detached.meta = dict(result.meta)
@@ -126,6 +129,29 @@ def _detach_without_gradient(module: GraphModule) -> None:
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
     module.recompile()
+
+
+def _is_buffer_of_region(module: GraphModule, region: Node, result: Node) -> bool:
+    """Whether a region gives back a buffer that it has written: what is written into the result is to stay in the buffer."""
+    inner: Any = getattr(module, region.args[1].target)  # type: ignore[union-attr]
+    given = inner.graph.find_nodes(op="output")[0].args[0]
+    if result.target is not operator.getitem or not isinstance(given, (tuple, list)):
+        return False
+    source = _written_into(given[result.args[1]])
+    if not isinstance(source, Node) or source.op != "placeholder":
+        return False
+    outer = region.args[2 + list(inner.graph.find_nodes(op="placeholder")).index(source)]
+    return isinstance(outer, Node) and _is_of_buffer(outer)
+
+
+def _written_into(node: Any) -> Any:
+    """What the writes that end in ``node`` are into."""
+    while isinstance(node, Node) and node.op == "call_function" and node.args:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.arguments[0].alias_info is None or not schema.arguments[0].alias_info.is_write:
+            break
+        node = node.args[0]
+    return node
 
 
 def _is_of_buffer(node: Node) -> bool:

@@ -634,8 +634,8 @@ class Step:
             if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
                 memory, least = told_apart(self._core.budget_bytes, needed["minimum_bytes"])
                 told = (
-                    f"a batch of {_told(key_of(batch))} does not fit memory={memory}; it needs {least} at least."
-                    " State more, or give smaller batches"
+                    f"a batch of {_told(key_of(batch))} does not fit memory={memory}; {least} would do."
+                    " State more, give smaller batches, or compile with the largest batch as example"
                 )
                 raise Infeasible(told, needed) from None
             return self._added(to, batch, form, add)

@@ -194,7 +194,7 @@ def test_a_batch_that_lacks_little_memory_is_told_of_two_sizes():
         return told
 
     told = refused(refused("300KiB").value.minimum_bytes - 64)
-    given, needed = re.search(r"does not fit memory=([\d.]+ ?\w+); it needs ([\d.]+ ?\w+) at least", str(told.value)).groups()
+    given, needed = re.search(r"does not fit memory=([\d.]+ ?\w+); ([\d.]+ ?\w+) would do", str(told.value)).groups()
     assert given != needed
 
 

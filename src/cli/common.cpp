@@ -66,8 +66,9 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
       ->type_name("SIZE");
   add_memory_is_to(command);
   command
-      .add_option("--host-memory", host_memory,
-                  "Memory beside --memory that tensors may be moved to while they wait: 4GiB")
+      .add_option(
+          "--host-memory", host_memory,
+          "Memory beside --memory that tensors may be moved to while they wait: 4GiB (default: none; of a simulated device, as much as is wanted)")
       ->type_name("SIZE");
   command
       .add_option(
@@ -452,6 +453,7 @@ CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
                                                      {"--accumulate", flags.accumulate != 1},
                                                      {"--sync-batch-norm", flags.sync_batch_norm},
                                                      {"--ranks", flags.ranks != 1},
+                                                     {"--zero", flags.zero_name != none.zero_name},
                                                      {"--threads", flags.threads != 0},
                                                      {"--inter-op", flags.inter_op != none.inter_op},
                                                      {"--intra-op", flags.intra_op != none.intra_op},

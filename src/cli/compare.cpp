@@ -457,6 +457,9 @@ Run add_max(CLI::App& app) {
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
     flags->check();
+    if (flags->what == "batch" && flags->batch > 0 && !is_cost_graph(flags->model))
+      throw Error(ErrorCode::invalid_input,
+                  "--batch: the largest batch is what is looked for; leave it out, or give --what depth");
     if (is_cost_graph(flags->model)) {
       if (flags->what == "depth" || flags->batch > 0) {
         throw Error(ErrorCode::invalid_input,

@@ -286,7 +286,8 @@ void Narrator::keep_record(const Program& program, std::span<const StepRecord> s
     say(out_,
         fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
   };
-  or_go_on_without(write_trace, [] {}, kRestIsSaved);
+  or_go_on_without(
+      write_trace, [] {}, kRestIsSaved);
 }
 
 void Narrator::write_report(const DoneEvent& done) {

@@ -50,8 +50,15 @@ LinkInfo link_of(const PlanFlags& flags) {
 }
 
 void check_ranks(const PlanFlags& flags, int64_t batch) {
-  if (flags.ranks < 2) return;
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::invalid_input, why); };
+  if (flags.ranks < 2) {
+    const PlanFlags none;
+    for (const auto& [flag, given] : {std::pair{"--link-bandwidth", flags.link_gbit_per_s != none.link_gbit_per_s},
+                                      std::pair{"--link-latency", flags.link_latency_us != none.link_latency_us}}) {
+      if (given) refuse(fmt::format("{}: has no effect without --ranks; add that, or leave it out", flag));
+    }
+    return;
+  }
   if (batch % flags.ranks != 0) {
     const int64_t below = batch / flags.ranks * flags.ranks;
     refuse(fmt::format("--batch {} is of all ranks, and cannot be divided equally among {}; take {}{}", batch,

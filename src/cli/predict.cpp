@@ -94,8 +94,10 @@ class Predictions {
     if (!flags_.csv.empty()) write_file_atomically(flags_.csv, csv_);
     const int64_t all = answered_ + unread_ + unanswered_;
     if (unread_ > 0) {
-      complain(fmt::format("{} of {} images could not be read; the others are {}", unread_, all,
-                           unanswered_ > 0 ? "seen" : "answered"));
+      complain(fmt::format("{} of {} images could not be read{}", unread_, all,
+                           unread_ == all    ? ""
+                           : unanswered_ > 0 ? "; the others are seen"
+                                             : "; the others are answered"));
     }
     if (unanswered_ > 0)
       complain(fmt::format("{} of {} images have no answer; weights of a training that diverged give none", unanswered_,

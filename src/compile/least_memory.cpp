@@ -55,6 +55,9 @@ class LeastSearch {
       : device_(device), asked_(options), costs_(costs.unmeasured(stated_rates(device))), options_(options) {
     const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
     std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
+    for (int8_t& home : options_.state_homes) {
+      if (home >= 0) home = static_cast<int8_t>(std::ranges::find(places_, static_cast<size_t>(home)) - places_.begin());
+    }
     tiers_ = tiers;
     auto_ = find_policy(options.policy).name == "auto";
   }
@@ -227,7 +230,9 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
     if (laid != nullptr) search.consider_reordered(*laid, enough);
   }
   if (!any) return {.attempt = {}, .why = std::get<Infeasible>(flow.over_limit(true).result)};
-  return search.result(device, costs);
+  Least least = search.result(device, costs);
+  if (!pinned) least.why.proven = false;  // not over all choices of kernels
+  return least;
 }
 
 Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "compile/least_memory.h"
 #include "compile/search.h"
 #include "passes/passes.h"
 #include "plimsoll/compile.h"
@@ -70,7 +71,11 @@ std::variant<Program, Infeasible> compile_pinned(Network network, const Program&
                                                  const CostTable& costs, const CompileOptions& pinned,
                                                  const Stopwatch& watch) {
   Attempt found = search(network, device, costs, pinned, false);
-  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+  if (!found.feasible()) {  // as for the training itself, what fits may be found by a search for the least memory alone
+    Least least = find_least(network, device, costs, pinned, pinned.memory);
+    if (!least.attempt || least.attempt->plan().arena > pinned.memory) return std::move(least.why);
+    found = *std::move(least.attempt);
+  }
   Program program = program_of(std::move(network), std::move(found), pinned, watch);
   const Graph& trained = training.network.graph;
   for (size_t i = 0; i < trained.states.size(); ++i) {

@@ -355,9 +355,10 @@ int64_t effort_for(int64_t ops) {
 
 // What is found by the costs, within what is known of the least memory. `find_less`: asked last, before the budget is refused.
 Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Least(Least known)>& find_less,
-               const std::function<Attempt()>& find_fastest, const CompileOptions& options, bool many,
+               const std::function<Attempt(Bytes memory)>& find_fastest, const CompileOptions& options, bool many,
                Bytes lower_bound, std::optional<Bytes>& minimum) {
-  if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
+  constexpr int64_t kNear = 8;  // the part of the least by which less is near it
+  if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest(options.memory);
   if ((options.first_that_fits || !options.name_least) && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
   // Side by side where there are cores: most budgets that are above the bound have a plan. With many ops it is not tried:
@@ -372,16 +373,23 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
       least = find(options.name_minimum ? Bytes{1} : options.memory);
       too_much = !least.attempt || least.attempt->plan().arena > options.memory;
     } else if (!too_much) {
-      fastest = find_fastest();
+      fastest = find_fastest(options.memory);
       tried = true;
     }
   });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
-  if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
-    if (!tried) fastest = find_fastest();
+  const bool is_near = options.name_least && options.memory.count >= arena.count - arena.count / kNear;
+  if (too_much && may_fit && (options.as_listed || is_near)) {  // by a search for this very budget there may be one yet
+    if (!tried) fastest = find_fastest(options.memory);
     if (fastest.feasible()) return fastest;
+    // And who has the least may be given a plan that needs less: by kernels that these costs know as faster.
+    if (!options.as_listed) fastest = find_fastest(arena);
+    if (fastest.feasible() && fastest.plan().arena <= options.memory) {
+      std::get<Plan>(fastest.result).budget = options.memory;
+      return fastest;
+    }
   }
   if (too_much && find_less) {
     least = find_less(std::move(least));
@@ -389,7 +397,7 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
-  if (many) fastest = find_fastest();
+  if (many) fastest = find_fastest(options.memory);
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 
@@ -414,11 +422,15 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
   return program;
 }
 
-// Of a graph of costs, the least memory that is known to be enough, where it was asked for: also that of the plan itself. (A
-// network's is found without its times, so that it is the same on every machine.)
-std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program,
-                                 const CompileOptions& options) {
-  return minimum && options.as_listed ? std::min(*minimum, program.plan->arena) : minimum;
+// The least memory that is known to be enough, where it was asked for: also that of the plan itself. (What is found for a network
+// without its times, so that it is the same on every machine, may be more.)
+std::optional<Bytes> least_known(const std::optional<Bytes>& minimum, const Program& program) {
+  return minimum ? std::min(*minimum, program.plan->arena) : minimum;
+}
+
+CompileOptions within(CompileOptions options, Bytes memory) {
+  options.memory = memory;
+  return options;
 }
 
 // The order in which ops are listed was chosen by nobody for its memory: another is looked at first.
@@ -477,12 +489,12 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                                                     const Stopwatch& watch) {
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); }, {},
-                         [&] { return search(network, device, costs, options, true); }, options,
-                         network.graph.op_count() > kManyOps, lower_bound, minimum);
+                         [&](Bytes memory) { return search(network, device, costs, within(options, memory), true); },
+                         options, network.graph.op_count() > kManyOps, lower_bound, minimum);
   search_longer(found, device, costs, options);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
   return result;
 }
 
@@ -502,10 +514,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
     less = [&](Least known) { return find_less(std::move(known), laid, device, costs, options, options.memory); };
   }
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); }, less,
-                         [&] { return search_orders(laid, device, costs, options); }, options,
-                         laid.graph.op_count() > kManyOps, lower_bound, minimum);
+                         [&](Bytes memory) { return search_orders(laid, device, costs, within(options, memory)); },
+                         options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program, options);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = least_known(minimum, *program);
   return result;
 }
 

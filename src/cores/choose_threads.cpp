@@ -180,10 +180,10 @@ std::string to_text(const ChosenThreads& chosen) {
         "--inter-op auto: one op after another with all threads, {} a step; nothing is predicted to be faster",
         time_text(chosen.serial_ms, 4));
   }
-  return fmt::format(
-      "--inter-op auto: {}, {} with fewer threads{}: {} a step predicted instead of {}",
-      inter_op == 1 ? "one op after another" : fmt::format("up to {} ops at once", inter_op), chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
-      time_text(chosen.plan.predicted.step_time_ms, 4), time_text(chosen.serial_ms, 4));
+  return fmt::format("--inter-op auto: {}, {} with fewer threads{}: {} a step predicted instead of {}",
+                     inter_op == 1 ? "one op after another" : fmt::format("up to {} ops at once", inter_op),
+                     chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
+                     time_text(chosen.plan.predicted.step_time_ms, 4), time_text(chosen.serial_ms, 4));
 }
 
 }  // namespace plimsoll

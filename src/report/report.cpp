@@ -192,11 +192,12 @@ std::string plan_text(const Program& program, int64_t batch) {
     line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
   if (!plan.feeding.inputs.empty()) line("batches", feeding_text(graph, plan));
   if (program.bound_ms > 0 && ms > plan.predicted.lower_bound_ms * (1 + 1e-9)) {
-    line("bound",
-         fmt::format(
-             "no plan in this order of ops takes less than {}, {:.3f} % more than all ops once: {:.3f} points are open",
-             time_text(program.bound_ms), bound_percent(program),
-             std::max(0.0, extra_time_percent(plan) - bound_percent(program))));
+    line("bound", fmt::format("no plan in this order of ops takes less than {}, {:.3f} % more than all ops once: {}",
+                              time_text(program.bound_ms), bound_percent(program),
+                              plan.link.ranks > 1
+                                  ? "waiting for other ranks is not counted"
+                                  : fmt::format("{:.3f} points are open",
+                                                std::max(0.0, extra_time_percent(plan) - bound_percent(program)))));
   }
   if (program.sharding.stage > 0) line("divided", sharding_text(program));
   if (plan.link.ranks > 1) line("messages", messages_text(program.network.graph, plan));

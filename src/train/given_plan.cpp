@@ -77,6 +77,7 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
   if (options.memory) plan.budget = budget;
   program.plan = check_plan(program.network.graph, std::move(plan));
   program.policy = program.plan->policy;
+  if (options.plan) program.bound_ms = 0;  // the file's times are not those of now, by which a bound would be
 }
 
 }  // namespace plimsoll

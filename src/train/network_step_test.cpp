@@ -1,6 +1,7 @@
 // A step for batches of several shapes in one memory, and settings of groups that change.
 #include "train/network_step.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "plimsoll/models.h"
@@ -159,6 +160,34 @@ TEST(NetworkStep, SaysThatAShapeDoesNotFitAndGoesOn) {
   feed(network->step(), 2, 1);
   network->step().run(0.05);
   EXPECT_GT(network->step().loss(), 0);
+}
+
+// As the last batch of an epoch, in the least memory of the others.
+TEST(NetworkStep, SmallerBatchesOfATransformerFitWhereALargeOneDoes) {
+  TrainOptions options;
+  options.model.clear();
+  options.threads = 1;
+  options.costs = "estimated";
+  options.optimizer.name = "adamw";
+  for (const auto& [model, host] : {std::pair{"gpt2:layers=3,width=32,heads=2,context=32", 0_B},
+                                    std::pair{"gpt2:layers=3,width=32,heads=2,context=32", 4_MiB},
+                                    std::pair{"bert:layers=4,width=48,heads=2,context=24", 0_B}}) {
+    const auto text_network = [name = model](int64_t batch) {
+      ModelInput input = usual_input(name);
+      input.batch = batch;
+      input.classes = 64;
+      return build_model(name, input);
+    };
+    options.optimizer.groups = {{.parameters = parameters_of(text_network(1))}};
+    options.host_memory = host > 0_B ? std::optional(host) : std::nullopt;
+    options.memory.reset();
+    options.memory = std::get<Program>(plan_network(text_network(16), options, {})).minimum;
+    const auto network = open(text_network(16), options);
+    for (const int64_t batch : {15, 12, 9, 5}) {
+      SCOPED_TRACE(fmt::format("{} with {} of host memory, batch {}", model, to_string(host), batch));
+      EXPECT_TRUE(std::holds_alternative<size_t>(network->add_shape(text_network(batch))));
+    }
+  }
 }
 
 TEST(NetworkStep, TakesMoreMemoryThanItsStepNeedsForAnotherShape) {

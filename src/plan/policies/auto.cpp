@@ -31,8 +31,13 @@ PolicyInput without_tiers(PolicyInput input) {
   return input;
 }
 
+// Whether a state must lie outside the arena between steps, which only the curve heeds.
+bool has_homes_elsewhere(const PolicyInput& input) {
+  return std::ranges::any_of(input.state_homes, [](int8_t home) { return home >= 0; });
+}
+
 bool may_run_again(const PolicyInput& input) {
-  return input.state_homes.empty() && !input.unplaced && input.route.order.size() <= kManySteps;
+  return !has_homes_elsewhere(input) && !input.unplaced && input.route.order.size() <= kManySteps;
 }
 
 // A graph of costs with many steps: what the search over runs finds is not bettered by the curve, which takes long.
@@ -81,7 +86,7 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   if (runs_first) best = least_by_runs(any, below);
   if (!best) best = CurvePlanner(own).least(below);
   for (const Policy& policy : policies()) {
-    if (best && best->arena <= input.budget) break;
+    if ((best && best->arena <= input.budget) || has_homes_elsewhere(input)) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
     if (!policy.uses_tiers && !input.search_least) {  // but for these rules they do not find less than the search
       const bool is_rule = policy.plan == plan_dtr || policy.plan == plan_dtr_eq;
@@ -131,8 +136,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   }
   // Where everything fits, nothing is faster.
-  const bool elsewhere =
-      std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
+  const bool elsewhere = has_homes_elsewhere(input);
   std::optional<CurvePlanner> search;
   auto plan_by_search = [&](const PolicyInput& i) { return search ? search->smallest(i) : search.emplace(i).plan(); };
   PlanOrInfeasible best = elsewhere ? plan_by_search(first) : plan_liveness(quick);
@@ -189,7 +193,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
     const auto consider_others = [&] {
       for (const Policy& policy : policies()) {
-        if (states > input.budget.count || !input.state_homes.empty()) return;
+        if (states > input.budget.count || elsewhere) return;
         if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps))
           return;
         if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline ||
