@@ -353,7 +353,7 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
         elif spec.kind != OutputKind.TOKEN:
             told = str(spec.target).removeprefix(WRAPPED)
             what = "parameter" if spec.kind == OutputKind.PARAMETER_MUTATION else "input"
-            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is")])
+            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps")])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
 

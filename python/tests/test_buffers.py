@@ -115,3 +115,51 @@ def test_a_parameter_that_is_changed_through_data_is_refused():
     model = Kept(own)
     with pytest.raises(plimsoll.Unsupported, match="changed through .data"):
         plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=rows(0), **LIMITS)
+
+
+def _answered(net, x):
+    return net(x).mean() ** 2
+
+
+def _after(net, x):
+    loss = _answered(net, x)
+    net(2 * x + 1)
+    return loss
+
+
+def _after_without_gradients(net, x):
+    loss = _answered(net, x)
+    with torch.no_grad():
+        net(2 * x + 1)
+    return loss
+
+
+def _before_without_gradients(net, x):
+    with torch.no_grad():
+        net(2 * x + 1)
+    return _answered(net, x)
+
+
+def _penalty_last(net, x):
+    loss = _answered(net, x)
+    mixed = (x / 2 + 1).requires_grad_(True)
+    slope = torch.autograd.grad(net(mixed).sum(), mixed, create_graph=True)[0]
+    return loss + ((slope.norm(2, 1) - 1) ** 2).mean()
+
+
+@pytest.mark.parametrize("call", [_after, _after_without_gradients, _before_without_gradients, _penalty_last], ids=lambda f: f.__name__)
+def test_a_norm_counts_passes_of_which_nothing_is_read(call):
+    torch.manual_seed(1)
+    ours = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    theirs = copy.deepcopy(ours)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (ours, theirs)]
+    x = rows(1)[0]
+    step = plimsoll.compile(ours, optimizers[0], call=lambda net, batch: call(net, batch[0]), example=(x,), **LIMITS)
+    for _ in range(2):
+        optimizers[1].zero_grad()
+        loss = call(theirs, x)
+        loss.backward()
+        optimizers[1].step()
+        assert step((x,)) == pytest.approx(loss.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)

@@ -78,7 +78,7 @@ ReportFacts::Measured measured_facts(const DoneEvent& d) {
           .process_peak = d.process_peak};
 }
 
-constexpr std::string_view kRestIsSaved = "all else of the training is as it would be";
+constexpr std::string_view kCompleteWithoutIt = "the training is complete without it";
 
 json step_json(const StepEvent& e) {
   return {{"event", "step"},
@@ -188,7 +188,7 @@ void Narrator::tell_done(const DoneEvent& done) {
   }
   write(event);
   if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
-  if (recorded_) or_go_on_without([&] { write_report(done); }, [] {}, kRestIsSaved);
+  if (recorded_) or_go_on_without([&] { write_report(done); }, [] {}, kCompleteWithoutIt);
 }
 
 void Narrator::tell_plan(const Program& program, const std::string& data, const ProcessMemory& process) {
@@ -287,7 +287,7 @@ void Narrator::keep_record(const Program& program, std::span<const StepRecord> s
         fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
   };
   or_go_on_without(
-      write_trace, [] {}, kRestIsSaved);
+      write_trace, [] {}, kCompleteWithoutIt);
 }
 
 void Narrator::write_report(const DoneEvent& done) {

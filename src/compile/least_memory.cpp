@@ -56,7 +56,8 @@ class LeastSearch {
     const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
     std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
     for (int8_t& home : options_.state_homes) {
-      if (home >= 0) home = static_cast<int8_t>(std::ranges::find(places_, static_cast<size_t>(home)) - places_.begin());
+      if (home >= 0)
+        home = static_cast<int8_t>(std::ranges::find(places_, static_cast<size_t>(home)) - places_.begin());
     }
     tiers_ = tiers;
     auto_ = find_policy(options.policy).name == "auto";

@@ -42,6 +42,9 @@ TEST_F(Cli, OpsThatRunSideBySideGiveTheSameWeights) {
        {"--inter-op 2 --intra-op 1", "--inter-op 2", "--inter-op 2 --memory 4MiB --host-memory 64MiB"}) {
     const Outcome both = run(flags + more);
     ASSERT_EQ(both.code, 0) << both.err;
+    const json plan = both.lines().front();
+    ASSERT_EQ(plan.at("event"), "plan");
+    EXPECT_LE(plan.at("bound_ms").get<double>(), plan.at("step_time_ms").get<double>() * (1 + 1e-9)) << more;
     EXPECT_EQ(both.lines().back().at("weights_sha256"), serial.lines().back().at("weights_sha256")) << more;
     EXPECT_EQ(both.lines().back().at("accuracy"), serial.lines().back().at("accuracy")) << more;
     EXPECT_GT(both.lines().back().at("peak_bytes"), 0) << more;

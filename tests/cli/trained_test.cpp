@@ -476,6 +476,26 @@ TEST_F(Trained, EventsThatCannotBeWrittenEndNoTraining) {
   EXPECT_THAT(full.out, testing::Not(HasSubstr("epoch"))) << "this much is known before the first step";
 }
 
+TEST_F(Trained, ATraceOrReportThatCannotBeWrittenLosesNothingElse) {
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = before;
+  small.rlim_cur = 8192;
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const pid_t child = start("train lenet --data digits --batch 64 --steps 2 --costs estimated --threads 1 --trace " +
+                            path("trace.json") + " --report " + path("report.html"));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  const Outcome outcome = wait(child);
+  EXPECT_EQ(outcome.code, 4);
+  for (const char* file : {"trace.json", "report.html"}) {
+    EXPECT_THAT(outcome.err,
+                HasSubstr(path(file) + ": cannot write: File too large; the training is complete without it\n"));
+    EXPECT_FALSE(fs::exists(path(file)));
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("done: 2 steps"));
+  EXPECT_THAT(outcome.out, HasSubstr("test accuracy"));
+}
+
 TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
   ASSERT_EQ(train("lenet --data digits --batch 64 --steps 2 --evaluate-every 0").code, 0);
   write_png(folder_ / "image.png", 0, 0, 200, 8);
