@@ -254,6 +254,7 @@ class CurvePlanner::Search {
       for (size_t i = 0; i < plans.size(); ++i) {
         const Bytes arena = plans[i]->arena;
         if (arena > input_.budget) {
+          if (tried[i].first->limit > input_.budget.count) continue;  // it was never meant for this budget
           most[tried[i].second] *= std::min(kLessForOffsets, std::pow(budget / static_cast<double>(arena.count), 0.25));
         } else if (fits_tiers(*plans[i])) {
           return std::move(plans[i]);
