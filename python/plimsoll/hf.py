@@ -12,10 +12,12 @@ clipping and update are one step of ``plimsoll.compile``, and an evaluation of a
 
 from __future__ import annotations
 
+import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
@@ -87,6 +89,21 @@ def _refuse(trainer: type, args: transformers.TrainingArguments) -> None:
         raise ValueError("plimsoll.hf.Trainer refuses\n  " + "\n  ".join(told))
 
 
+def _last_whole_checkpoint(folder: str) -> Union[str, bool]:
+    """The newest that was written to its end, which ``trainer_state.json`` is; True, for transformers to say so, where there is none at all."""
+    steps = {int(path.name.rpartition("-")[2]): path for path in Path(folder).glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit() and path.is_dir()}
+    for step in sorted(steps, reverse=True):
+        try:
+            json.loads((steps[step] / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            logger.warning(f"{steps[step]} was not written to its end, so training goes on from the checkpoint before it")
+        else:
+            return str(steps[step])
+    if steps:
+        raise ValueError(f"none of the checkpoints in {folder} was written to its end; train without resume_from_checkpoint")
+    return True
+
+
 class Trainer(transformers.Trainer):
     """As transformers'. ``args`` is ``plimsoll.hf.TrainingArguments``, or transformers' own, which say nothing of memory."""
 
@@ -141,6 +158,11 @@ class Trainer(transformers.Trainer):
             f"Texts have many lengths, each of which takes a plan of its own: batches are padded to multiples of {multiple}. Set"
             " data_collator.pad_to_multiple_of to choose another, or to 1 for none."
         )
+
+    def train(self, resume_from_checkpoint: Union[str, bool, None] = None, *args: Any, **named: Any) -> Any:
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = _last_whole_checkpoint(self.args.output_dir)
+        return super().train(resume_from_checkpoint, *args, **named)
 
     def _prepare_for_training(self, *args: Any, **named: Any) -> Any:
         self._step = None  # another train() may have another optimizer, or other weights

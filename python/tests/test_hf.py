@@ -673,6 +673,21 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_losses(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
+    told = dict(save_strategy="steps", save_steps=2, max_steps=4, exact=True)
+    model, data = built(gpt2), texts()
+    whole = hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data)
+    whole.train()
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()
+    again = hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data)
+    again.train(resume_from_checkpoint=True)
+    assert logged(again) == logged(whole)
+    for state in tmp_path.glob("*/trainer_state.json"):
+        state.write_text(state.read_text()[:50])
+    with pytest.raises(ValueError, match="none of the checkpoints in .* was written to its end"):
+        hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data).train(resume_from_checkpoint=True)
+
+
 def test_a_checkpoint_of_transformers_trainer_goes_on_here(tmp_path):
     told = dict(save_strategy="steps", save_steps=5)
     _, theirs = trainers(tmp_path, gpt2, texts(), **told)
