@@ -18,6 +18,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import operator
 import os
 import random
@@ -42,7 +43,7 @@ from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
 from .errors import Unsupported
 from .fixed import found_fixed, with_fixed
-from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, tensors_of_key
+from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, states_of as states_in, tensors_of_key
 from .held import hold, is_held, let_go, untouched
 from .infeasible import Infeasible, told_apart
 from .interrupts import interruptible
@@ -178,6 +179,7 @@ class Step:
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
         self._example, self._first = forms[0]
+        self._based_on = self._first  # whose plan says where states lie
         self._skeleton, self._fixed = skeleton, fixed
         self._form, self._evaluated = self._first, None  # of the last batch
         self._options = options
@@ -631,6 +633,8 @@ class Step:
                 to[self._key(batch)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
             needed = json.loads(answer.args[1])
+            if self._moves_states(to, batch, form, needed):
+                return to[self._key(batch)]
             if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
                 memory, least = told_apart(self._core.budget_bytes, needed["minimum_bytes"])
                 told = (
@@ -693,6 +697,39 @@ class Step:
             raise
         return True
 
+    def _moves_states(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, needed: dict[str, Any]) -> bool:
+        """Opens the step anew as if it had been compiled for this batch, where that is larger than the one that it was compiled for: states then lie as this one
+        needs them, which may take less memory than beside a plan for a small one. Where even so it does not fit, ``needed`` says what would do."""
+        key, before = self._key(batch), self._based_on
+        if to is not self._shapes or self._ranks is not None or self._core.accumulated or form.is_fed:
+            return False
+        if states_in(form.section) != states_in(before.section) or form.section["frozen"] != before.section["frozen"]:
+            return False
+        if self._core.arena_bytes < needed["minimum_bytes"] <= self._core.budget_bytes:
+            return False  # more memory is enough
+        largest = max((_elements_of(known) for known, (other, _) in self._shapes.items() if other is before), default=0)
+        if _elements_of(key) <= largest:
+            return False
+        own = json.loads(_core.fits(form.text, json.dumps(json.loads(self._options) | {"costs": "estimated"})))
+        if not own["feasible"]:
+            needed["minimum_bytes"] = min(needed["minimum_bytes"], own["minimum_bytes"])
+            return False
+        self.sync()
+        self._let_go()
+        self._views.clear()
+        self._places.clear()
+        self._based_on, self._shapes[key] = form, (form, 0)
+        try:
+            self._open_again(self._options)
+        except BaseException as error:
+            self._based_on = before
+            del self._shapes[key]
+            self._open_again(self._options)
+            if isinstance(error, _core.InfeasibleAnswer):
+                return False
+            raise
+        return True
+
     def _open_again(self, options: str) -> None:
         """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
         ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
@@ -705,9 +742,10 @@ class Step:
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
-                self._core = _core.Step(self._first.text, options, shown, ranks, agreed)
+                self._core = _core.Step(self._based_on.text, options, shown, ranks, agreed)
                 for key, (form, number) in list(self._shapes.items()):
-                    if number == 0:
+                    if form is self._based_on:
+                        self._shapes[key] = form, 0
                         continue
                     try:
                         self._shapes[key] = form, self._core.add_shape(form.text, shown, number if ranks else None)
@@ -1182,6 +1220,10 @@ def _expect_values(model: nn.Module) -> None:
             )
 
 
+def _elements_of(key: Key) -> int:
+    return sum(math.prod(part[0]) for part in key if isinstance(part, tuple) and isinstance(part[-1], torch.dtype))
+
+
 def _elements(batch: Any) -> int:
     return sum(leaf.numel() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
@@ -1252,7 +1294,7 @@ def fits(
     zero: Optional[int] = None,
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
-    device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
+    device. Gives ``feasible``, ``minimum_bytes`` and, where it fits, ``step_time_ms``, else ``proven`` (``Infeasible``). With
     ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``. ``fallback`` as there; what PyTorch
     takes for it is not counted. With ``ranks`` the answer is for each of so many processes that train together, with ``example`` as the
     batch of each; ``zero`` as in ``compile``. Their link is assumed to carry 10 Gbit/s."""

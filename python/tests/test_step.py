@@ -184,6 +184,40 @@ def test_too_little_memory_names_what_would_do():
     plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory=info.value.minimum_bytes, **LIMITS)
 
 
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_a_larger_batch_trains_in_the_memory_that_was_named(name):
+    """What a plan for small batches makes of the states, one for large ones may not have the room for: then they move."""
+
+    def deep():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Flatten(), nn.Linear(768, 24), *(m for _ in range(6) for m in (nn.Tanh(), nn.Linear(24, 24))))
+
+    def compiled(memory):
+        ours = deep()
+        optimizer = OPTIMIZERS[name](ours.parameters())
+        return plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0, 4), memory=memory, **LIMITS), ours, optimizer
+
+    model = deep()
+    least = plimsoll.fits(model, OPTIMIZERS[name](model.parameters()), loss=cross_entropy, example=batch(0, 4), memory="1GiB", threads=1)
+    step, *_ = compiled(least["minimum_bytes"])
+    step(batch(0, 4))
+    with pytest.raises(plimsoll.Infeasible) as told:
+        step(batch(1, 400))
+    step(batch(1, 4))
+    step, ours, optimizer = compiled(told.value.minimum_bytes)
+    theirs = deep()
+    reference = OPTIMIZERS[name](theirs.parameters())
+    for i, size in enumerate([4, 400, 4, 3, 400, 200]):
+        optimizer.param_groups[0]["lr"] = reference.param_groups[0]["lr"] = 0.01 / (i + 1)
+        reference.zero_grad()
+        loss = cross_entropy(theirs(batch(i, size)[0]), batch(i, size))
+        loss.backward()
+        reference.step()
+        assert step(batch(i, size)) == pytest.approx(loss.item(), rel=1e-4), (i, size)
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+
+
 def test_a_batch_that_lacks_little_memory_is_told_of_two_sizes():
     def refused(memory):
         model = network()
