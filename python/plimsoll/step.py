@@ -1253,6 +1253,7 @@ def _held(model: nn.Module, memory_is: str, on_disk: Sequence[Tensor] = ()) -> O
     if memory_is != "process":
         return None
     gc.collect()
+    give_memory_back()
     away = {id(tensor) for tensor in on_disk}
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
