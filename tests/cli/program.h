@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +96,17 @@ class Cli : public ::testing::Test {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(path("out")), slurp(path("err"))};
   }
   Outcome run(const std::string& arguments) { return wait(start(arguments)); }
+  // Where no file may become longer than so many bytes.
+  Outcome run_with_short_files(const std::string& arguments, rlim_t most) {
+    rlimit before{};
+    ::getrlimit(RLIMIT_FSIZE, &before);
+    rlimit small = before;
+    small.rlim_cur = most;
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    const pid_t child = start(arguments);
+    ::setrlimit(RLIMIT_FSIZE, &before);
+    return wait(child);
+  }
 
   // Whether it has a handler for the signal now.
   static bool catches(pid_t child, int signal) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/resource.h>
 
 #include <chrono>
 #include <functional>
@@ -154,14 +153,7 @@ TEST_F(Spill, AFileThatAnotherWritesIntoEndsTheTrainingWithItsCheckpointGood) {
 }
 
 TEST_F(Spill, TooSmallALimitOnFilesIsToldBeforeTheFirstStep) {
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = before;
-  small.rlim_cur = 16384;
-  ::setrlimit(RLIMIT_FSIZE, &small);
-  const pid_t child = start(flags(5));
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  const Outcome stopped = wait(child);
+  const Outcome stopped = run_with_short_files(flags(5), 16384);
   EXPECT_EQ(stopped.code, 4);
   EXPECT_THAT(stopped.err, AllOf(HasSubstr("--spill " + spill_.string()), HasSubstr("File too large")));
   EXPECT_TRUE(fs::is_empty(spill_));

@@ -1,7 +1,6 @@
 // What is done with a network that is trained: eval, predict, and to begin another training with its weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -458,14 +457,7 @@ TEST_F(Trained, EventsThatCannotBeWrittenEndNoTraining) {
   const std::string train = "train mlp --data digits --batch 16 --epochs 4 --exact --costs estimated --json ";
   const Outcome whole = run(train + path("whole.json"));
   ASSERT_EQ(whole.code, 0) << whole.err;
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = before;
-  small.rlim_cur = slurp(path("whole.json")).size() / 2;
-  ::setrlimit(RLIMIT_FSIZE, &small);
-  const pid_t child = start(train + path("some.json"));
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  const Outcome outcome = wait(child);
+  const Outcome outcome = run_with_short_files(train + path("some.json"), slurp(path("whole.json")).size() / 2);
   EXPECT_EQ(outcome.code, 4);
   EXPECT_THAT(outcome.err, HasSubstr("--json: writing failed: File too large; the training goes on without it\n"));
   EXPECT_THAT(outcome.out, HasSubstr("epoch 4/4"));
@@ -477,15 +469,10 @@ TEST_F(Trained, EventsThatCannotBeWrittenEndNoTraining) {
 }
 
 TEST_F(Trained, ATraceOrReportThatCannotBeWrittenLosesNothingElse) {
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = before;
-  small.rlim_cur = 8192;
-  ::setrlimit(RLIMIT_FSIZE, &small);
-  const pid_t child = start("train lenet --data digits --batch 64 --steps 2 --costs estimated --threads 1 --trace " +
-                            path("trace.json") + " --report " + path("report.html"));
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  const Outcome outcome = wait(child);
+  const Outcome outcome =
+      run_with_short_files("train lenet --data digits --batch 64 --steps 2 --costs estimated --threads 1 --trace " +
+                               path("trace.json") + " --report " + path("report.html"),
+                           8192);
   EXPECT_EQ(outcome.code, 4);
   for (const char* file : {"trace.json", "report.html"}) {
     EXPECT_THAT(outcome.err,
