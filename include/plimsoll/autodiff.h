@@ -50,7 +50,7 @@ struct Sharding {
 inline constexpr int kMostShardingStage = 3;
 
 struct OptimizerOptions {
-  std::string name = "sgd";  // sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, radam
+  std::string name = "sgd";  // sgd, adam, adamw, rmsprop, adagrad, adadelta, adamax, nadam, radam, lion, adafactor, ...
   double momentum = 0.9;     // sgd
   bool nesterov = false;     // sgd
   double weight_decay = 0;   // of all; as in PyTorch: added to the gradient, but of adamw decoupled

@@ -54,7 +54,7 @@ class TrainingArguments(transformers.TrainingArguments):
         super().__post_init__()
 
 
-_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop", "adagrad")
 _FEW = 4  # lengths that need not be made fewer
 _LOOKED_AT = 64  # texts
 

@@ -18,24 +18,36 @@ from .optimizer_state import states_of
 _KINDS = {
     torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop",
     torch.optim.Adagrad: "adagrad", torch.optim.Adadelta: "adadelta", torch.optim.Adamax: "adamax", torch.optim.NAdam: "nadam",
-    torch.optim.RAdam: "radam",
+    torch.optim.RAdam: "radam", torch.optim.Adafactor: "adafactor",
+}
+#: By module and name, which need not be there.
+_KINDS_BY_NAME = {
+    ("transformers.optimization", "Adafactor"): "fairseq_adafactor", ("lion_pytorch.lion_pytorch", "Lion"): "lion", ("timm.optim.lion", "Lion"): "lion",
 }
 
 _ALIKE = {
     "adam": "exp_avg exp_avg_sq max_exp_avg_sq", "rmsprop": "square_avg grad_avg momentum_buffer", "adagrad": "sum",
     "adadelta": "square_avg acc_delta", "adamax": "exp_avg exp_inf", "nadam": "exp_avg exp_avg_sq", "radam": "exp_avg exp_avg_sq",
+    "lion": "exp_avg", "adafactor": "row_var col_var variance", "fairseq_adafactor": "exp_avg_sq_row exp_avg_sq_col exp_avg_sq exp_avg",
 }
 #: PyTorch's name of a state -> the core's suffix, by optimizer. What a step has not of them its settings do without.
 STATES = {"sgd": {"momentum_buffer": "momentum"}, **{kind: {name: name for name in names.split()} for kind, names in _ALIKE.items()}}
 STATES["adamw"] = STATES["adam"]
 
+#: Those of a matrix's rows or columns: the parameter's dimension, from the last, over which they are a mean, and whether it is kept.
+_MEANS = {"row_var": (1, True), "col_var": (2, True), "exp_avg_sq_row": (1, False), "exp_avg_sq_col": (2, False)}
+
 #: States that are a number: how many updates there were, and NAdam's product of mu.
 NUMBERS = ("step", "mu_product")
 
 #: Settings that the core has by PyTorch's name; of yes and no the step is compiled with what they are.
-_NUMBERS_OF_CORE = ("dampening", "alpha", "eps", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
-_FORMS = ("maximize", "amsgrad", "centered", "decoupled_weight_decay")
+_NUMBERS_OF_CORE = ("dampening", "alpha", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
+_FORMS = ("maximize", "amsgrad", "centered", "decoupled_weight_decay", "scale_parameter", "relative_step", "warmup_init")
 #: What the core's own update of SGD and Adam does not know.
+#: Other names of settings, and two of one.
+_CORE_NAMES = {"d": "clip_threshold", "decay_rate": "beta2_decay"}
+#: Optimizers that do not count their updates.
+UNCOUNTED = ("sgd", "lion")
 _MORE = {"sgd": ("dampening", "maximize"), "adam": ("amsgrad", "maximize"), "adamw": ("amsgrad", "maximize")}
 _REFUSED = ("differentiable", "capturable")
 
@@ -59,14 +71,29 @@ class Group:
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """ "sgd", "adam" and so on; raises TypeError for an optimizer that the core does not have."""
-    kind = _KINDS.get(type(optimizer))
+    kind = _KINDS.get(type(optimizer)) or _KINDS_BY_NAME.get((type(optimizer).__module__, type(optimizer).__qualname__))
     if kind is None:
-        *most, last = (known.__name__ for known in _KINDS)
         raise TypeError(
-            f"plimsoll trains by torch.optim.{', '.join(most)} and {last}, not by {type(optimizer).__module__}."
+            f"plimsoll trains by torch.optim.{', '.join(known.__name__ for known in _KINDS)}, transformers' Adafactor and the Lion of timm and lion_pytorch,"
+            f" not by {type(optimizer).__module__}."
             f"{type(optimizer).__qualname__}. What another does beside such updates, as Lookahead's average of weights, can be done to the parameters between steps"
         )
     return kind
+
+
+def state_shape(name: str, parameter: torch.Tensor) -> torch.Size:
+    """PyTorch's shape of a parameter's state."""
+    if name not in _MEANS:
+        return parameter.shape
+    dimension, kept = _MEANS[name]
+    shape = list(parameter.shape)
+    shape[-dimension : len(shape) - dimension + 1] = [1] * kept
+    return torch.Size(shape)
+
+
+def number_as_theirs(optimizer: torch.optim.Optimizer, number: float) -> Any:
+    """A state that is a number, as the optimizer keeps it."""
+    return int(number) if kind_of(optimizer) == "fairseq_adafactor" else torch.tensor(float(number))
 
 
 def by_formulas(optimizer: torch.optim.Optimizer) -> bool:
@@ -79,6 +106,8 @@ def _settings(kind: str, group: Mapping[str, Any], number: int, formulas: bool) 
     for name in _REFUSED:
         if group.get(name):
             raise ValueError(f"parameter group {number}: {name}={group[name]} is not supported; leave it at False")
+    if kind == "lion" and (group.get("caution") or group.get("corrected_weight_decay") or group.get("cautious_factor", 1) != 1):
+        raise ValueError(f"parameter group {number}: a cautious Lion (caution, cautious_factor below 1) and corrected_weight_decay are not supported; leave them out")
     result: dict[str, Any] = {"weight_decay": float(group["weight_decay"])}
     betas = {f"beta{i}": float(beta) for i, beta in enumerate(group.get("betas", ()), 1)}
     if kind == "sgd":
@@ -90,7 +119,14 @@ def _settings(kind: str, group: Mapping[str, Any], number: int, formulas: bool) 
         if not formulas and any(more.values()):
             raise ValueError(f"parameter group {number}: the step was compiled while {' and '.join(more)} were 0 or False; compile anew")
         return result | ({"settings": more} if formulas else {})
-    own = {name: float(group[name] or 0) for name in (*_NUMBERS_OF_CORE, *_FORMS) if name in group}
+    own = {_CORE_NAMES.get(name, name): float(group[name] or 0) for name in (*_NUMBERS_OF_CORE, *_CORE_NAMES, *_FORMS) if name in group}
+    if kind in ("adafactor", "fairseq_adafactor"):
+        first, second = group["eps"]
+        own |= {"eps1": float(torch.finfo(torch.float32).eps if first is None else first), "eps2": float(second)}
+    elif "eps" in group:
+        own["eps"] = float(group["eps"])
+    if kind == "fairseq_adafactor":
+        own["momentum"] = float(group["beta1"] or 0)
     return result | {"settings": betas | own}
 
 
@@ -132,6 +168,8 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
 def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any, made: int = 0) -> int:
     """Where ``made`` are those of the step. SGD does not count them: its first one is that which makes the momentum."""
     state = states_of(optimizer, parameter)
+    if kind_of(optimizer) == "lion":
+        return made
     if kind_of(optimizer) != "sgd":
         return int(state.get("step", 0))
     if not by_formulas(optimizer):
@@ -140,15 +178,15 @@ def _updates_of(optimizer: torch.optim.Optimizer, parameter: Any, made: int = 0)
 
 
 def updates_made(optimizer: torch.optim.Optimizer) -> int:
-    """By the parameter that has had most; 0 for SGD, which does not count them."""
-    if kind_of(optimizer) == "sgd":
+    """By the parameter that has had most; 0 for SGD and Lion, which do not count them."""
+    if kind_of(optimizer) in UNCOUNTED:
         return 0
     return max((_updates_of(optimizer, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad), default=0)
 
 
 def learning_rates(optimizer: torch.optim.Optimizer, groups: Sequence[Group], made: int) -> list[float]:
     """Of each group, for the update behind so many."""
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    rates = [float(group["lr"] or 0) for group in optimizer.param_groups]
     return [rates[group.number] * (1 if group.behind == 0 or "settings" in group.settings else _corrections(group, made)[0]) for group in groups]
 
 

@@ -152,9 +152,9 @@ def begin_alike(ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer
             for key in {*known, *optimizers.NUMBERS} - set(keys):
                 state.pop(key, None)
             for key in keys:
-                state[key] = state.get(key, torch.zeros_like(parameter))
+                state[key] = state.get(key, parameter.new_zeros(optimizers.state_shape(key, parameter)))
                 ranks.broadcast(state[key])
-            state |= {key: torch.tensor(number) for key, number in numbers.items()}
+            state |= {key: optimizers.number_as_theirs(optimizer, number) for key, number in numbers.items()}
 
 
 def _by_torch() -> bool:

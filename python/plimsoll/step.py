@@ -825,7 +825,7 @@ class Step:
                     self._rest(tensor)
         if not with_optimizer:
             return
-        if self._kind == "sgd":
+        if self._kind in optimizers.UNCOUNTED:
             number = _made.get(self._optimizer, 0)  # its states do not say
         else:
             number = optimizers.updates_made(self._optimizer)
@@ -835,7 +835,7 @@ class Step:
             for theirs, ours in self._states_of(name).items():
                 value, view = state.get(theirs), self._view(ours)
                 if value is None or view is None or value.data_ptr() != view.data_ptr():
-                    self._set(ours, torch.zeros_like(parameter) if value is None else value)
+                    self._set(ours, torch.zeros(optimizers.state_shape(theirs, parameter), dtype=parameter.dtype) if value is None else value)
         if not (self._core.accumulated and self._core.number == number):  # else gradients that are summed already would be lost
             self._core.start_at(number, self._seed)
 
@@ -886,10 +886,14 @@ class Step:
             state = keep_states_of(self._optimizer, parameter)
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
-                state[theirs] = self._new(parameter, core_name) if view is None else shaped_like(view, parameter)
+                like = parameter.new_empty(optimizers.state_shape(theirs, parameter), device="meta")
+                state[theirs] = self._new(like, core_name) if view is None else shaped_like(view, like)
             group = group_of.get(name)
-            if self._kind != "sgd":
-                state["step"] = torch.tensor(float(made - (group.behind if group else 0)))
+            if self._kind not in optimizers.UNCOUNTED:
+                number = made - (group.behind if group else 0)
+                state["step"] = optimizers.number_as_theirs(self._optimizer, number)
+            if self._kind == "fairseq_adafactor":
+                state.setdefault("RMS", 0)  # theirs, which every update makes anew
             if group and (product := optimizers.mu_product(group, made)) is not None:
                 state["mu_product"] = torch.tensor(product)
 

@@ -7,11 +7,31 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
+from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 import plimsoll
 
 from test_step import LIMITS, batch, cross_entropy, network, train_beside
+
+
+class Lion(torch.optim.Optimizer):
+    """By the paper's algorithm 2, with the groups and the state of lion_pytorch's, for which it is taken here."""
+
+    def __init__(self, parameters, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, **more):
+        super().__init__(parameters, dict(lr=lr, betas=betas, weight_decay=weight_decay, **more))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                change = torch.sign(first * average + (1 - first) * parameter.grad) + group["weight_decay"] * parameter
+                average.mul_(second).add_(parameter.grad, alpha=1 - second)
+                parameter.sub_(group["lr"] * change)
+
+
+Lion.__module__ = "lion_pytorch.lion_pytorch"
 
 # An epsilon that is not tiny where the first step would be the sign of the gradient: that of what is nothing but rounding is any.
 KINDS = {
@@ -31,14 +51,18 @@ KINDS = {
     "radam": (RAdam, dict(lr=0.003)),
     "radam-decayed": (RAdam, dict(lr=0.003, betas=(0.8, 0.9), weight_decay=0.01)),
     "radam-decoupled": (RAdam, dict(lr=0.003, weight_decay=0.1, decoupled_weight_decay=True)),
+    "adafactor": (Adafactor, dict(lr=0.01)),
+    "adafactor-all": (Adafactor, dict(lr=0.05, beta2_decay=-0.5, eps=(1e-4, 1e-2), d=1.5, weight_decay=0.01)),
+    "lion": (Lion, dict(lr=1e-4)),
+    "lion-decayed": (Lion, dict(lr=2e-4, betas=(0.8, 0.95), weight_decay=0.1)),
     "adam-amsgrad": (Adam, dict(lr=0.003, amsgrad=True, betas=(0.9, 0.8), weight_decay=0.01)),
     "adamw-amsgrad": (AdamW, dict(lr=0.003, amsgrad=True, betas=(0.9, 0.8), weight_decay=0.05)),
     "sgd-dampened": (SGD, dict(lr=0.05, momentum=0.9, dampening=0.4, weight_decay=1e-3)),
 }
-MAXIMIZED = {f"{name}-maximized": (kind, dict(given, maximize=True, lr=given["lr"] / 10)) for name, (kind, given) in KINDS.items() if "-" not in name}
+MAXIMIZED = {f"{name}-maximized": (kind, dict(given, maximize=True, lr=given["lr"] / 10)) for name, (kind, given) in KINDS.items() if "-" not in name and kind is not Lion}
 MAXIMIZED |= {name: (kind, dict(lr=0.001, maximize=True)) for name, kind in (("adam-maximized", Adam), ("adamw-maximized", AdamW), ("sgd-maximized", SGD))}
 ALL = KINDS | MAXIMIZED
-ONE_OF_EACH = ["rmsprop-centered", "adagrad-all", "adadelta-all", "adamax-all", "nadam-decayed", "radam-decayed", "adam-amsgrad", "sgd-dampened"]
+ONE_OF_EACH = ["rmsprop-centered", "adagrad-all", "adadelta-all", "adamax-all", "nadam-decayed", "radam-decayed", "adafactor-all", "lion-decayed", "adam-amsgrad", "sgd-dampened"]
 
 
 def optimizer_of(name, parameters):

@@ -208,8 +208,9 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
   return inputs;
 }
 
-// A state beside a parameter, of its shape, named after it. A block's state is a block of the whole's, a piece's a piece.
-TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix, double first = 0) {
+// A state beside a parameter, named after it. A block's state is a block of the whole's, a piece's a piece.
+TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix, const Shape& shape,
+                      double first = 0) {
   RowBlock block = parameter.block;
   Shard shard = parameter.shard;
   if (block.is_block()) block.whole += fmt::format(".{}", suffix);
@@ -219,7 +220,7 @@ TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view su
     shard.whole = name;
     name = shard_name(shard);
   }
-  const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state, {.mean = first});
+  const TensorId id = graph.add_source(name, shape, parameter.dtype, Role::optimizer_state, {.mean = first});
   graph.tensor(id).block = block;
   graph.tensor(id).shard = shard;
   return id;
@@ -267,7 +268,9 @@ void append_update_by_rule(Graph& graph, const UpdateTensors& tensors, const Opt
   const UpdateRule& rule = update_rule(options.name);
   const OptimizerSettings settings = all_settings(options);
   Formulas formulas(graph, tensors, settings, layer,
-                    [&](std::string_view suffix, double first) { return add_state_of(graph, p, suffix, first); });
+                    [&](std::string_view suffix, const Shape& shape, double first) {
+                      return add_state_of(graph, p, suffix, shape, first);
+                    });
   Attributes attributes{{"optimizer", std::string(rule.name)}};
   for (const auto& [name, value] : settings) attributes.set(name, value);
   const TensorId changed = formulas.finish(rule.formulas(formulas), attributes);
@@ -296,7 +299,7 @@ void append_update_of_group(Graph& graph, const ReadyUpdate& ready, const Update
 TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated) {
   const Tensor p = graph.tensor(ready.parameter);  // a copy: the tensor list grows below
   const std::string layer = layer_of(graph, ready.gradient);
-  const TensorId sum = add_state_of(graph, p, "gradient_sum");
+  const TensorId sum = add_state_of(graph, p, "gradient_sum", p.shape);
   // A parameter that is gathered need not be there for it.
   const TensorId like = is_gathered(graph, ready.parameter) ? ready.gradient : ready.parameter;
   const OpId op =
@@ -447,6 +450,12 @@ void check(const OptimizerOptions& options) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("ZeRO has no stage {}; give 0 to {}", options.sharding.stage, kMostShardingStage));
   }
+  if (options.sharding.stage > 0 && updates_whole_parameters(options)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} updates every parameter as a whole, which ZeRO (--zero {}) divides among the ranks; give "
+                            "--zero 0, or another --optimizer",
+                            options.name, options.sharding.stage));
+  }
   if (!options.nesterov) return;
   if (options.name != "sgd") {
     throw Error(
@@ -474,7 +483,7 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
         layer);
   }
   std::vector<TensorId> states;
-  const auto state = [&](std::string_view suffix) { states.push_back(add_state_of(graph, p, suffix)); };
+  const auto state = [&](std::string_view suffix) { states.push_back(add_state_of(graph, p, suffix, p.shape)); };
   std::string type;
   std::vector<TensorId> inputs = {parameter, gradient, learning_rate};
   Attributes attributes;

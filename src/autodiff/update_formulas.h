@@ -5,7 +5,8 @@
 //   f.finish(f.parameter() - f["learning_rate"] * g / sqrt(square));     -> another, in the parameter's
 //
 // Terms are tensors or expressions of them. A state's old value and its next are two terms, as they are two tensors; an op
-// that overwrites bytes comes after all that read them.
+// that overwrites bytes comes after all that read them. A term may be smaller than the parameter, the mean of its rows for
+// one: it is stretched over what it meets, as in numpy.
 #pragma once
 
 #include <functional>
@@ -34,20 +35,27 @@ struct UpdateTensors {
 
 class Formulas {
  public:
-  // `add_state` adds a state of the parameter's shape, by the end of its name and its first value.
-  using AddState = std::function<TensorId(std::string_view suffix, double first)>;
+  // `add_state` adds a state by the end of its name, its shape and its first value.
+  using AddState = std::function<TensorId(std::string_view suffix, const Shape& shape, double first)>;
   Formulas(Graph& graph, const UpdateTensors& tensors, const OptimizerSettings& settings, std::string layer,
            AddState add_state);
 
   double setting(std::string_view name) const { return settings_.find(name)->second; }
   bool has(std::string_view name) const { return setting(name) != 0; }
 
+  const Shape& shape() const { return graph_.tensor(tensors_.parameter).shape; }
   Term parameter() { return leaf(tensors_.parameter); }
   Term gradient();                         // times its scale, negated with the setting "maximize"
   Term operator[](std::string_view name);  // a factor: a number that comes from outside before every step
-  Term state(std::string_view suffix, double first = 0);
-  Term next(Term state, Term formula);                   // of a state
-  Term computed(std::string_view name, Term formula);    // once, for several formulas
+  Term state(std::string_view suffix, double first = 0);  // of the parameter's shape
+  Term state(std::string_view suffix, const Shape& shape);
+  Term next(Term state, Term formula);                 // of a state
+  void next_behind(Term state, Term formula);          // the same, behind the parameter's, which reads the old value
+  Term computed(std::string_view name, Term formula);  // once, for several formulas
+  // Of what has been computed, or lies there: the mean along a dimension, which has then one element, and the Euclidean
+  // norm of all elements, over the root of their number.
+  Term mean(std::string_view name, Term term, size_t dimension);
+  Term root_mean_square(std::string_view name, Term term);
   TensorId finish(Term formula, Attributes attributes);  // the parameter's next value
 
   const std::vector<std::pair<TensorId, TensorId>>& states() const { return states_; }  // before and after
@@ -57,6 +65,7 @@ class Formulas {
 
  private:
   Term leaf(TensorId id);
+  TensorId tensor_of(Term leaf) const;
   Term unless_waiting(Term old, Term formula);
   TensorId append(std::string_view name, TensorId place, Term formula, Attributes attributes, std::string output);
 
@@ -68,6 +77,7 @@ class Formulas {
   ExpressionBuilder builder_;
   std::vector<TensorId> leaves_;  // what the builder's inputs are
   std::vector<std::pair<TensorId, TensorId>> states_;
+  std::vector<std::pair<Term, Term>> behind_;  // states and their formulas
 };
 
 Term operator+(Term a, Term b);
@@ -77,7 +87,9 @@ Term operator/(Term a, Term b);
 Term operator-(Term a);
 Term sqrt(Term a);
 Term abs(Term a);
+Term sign(Term a);
 Term max(Term a, Term b);
+Term min(Term a, Term b);
 Term where(Term condition, Term yes, Term no);
 
 // The input that a factor comes from, by the name of the group's learning rate: "learning_rate.1/alpha".

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "base/names.h"
 #include "plimsoll/error.h"
@@ -19,8 +21,8 @@ constexpr SettingOfOptimizers kSettings[] = {
     {"alpha", "Smoothing constant of rmsprop", 1},
     {"centered", "rmsprop: divide by the deviation of the gradients, not by their size", 1, true},
     {"rho", "Smoothing constant of adadelta", 1},
-    {"beta1", "The first of the Adams' betas", 1},
-    {"beta2", "The second of the Adams' betas", 1},
+    {"beta1", "The first of the Adams' and lion's betas", 1},
+    {"beta2", "The second of the Adams' and lion's betas", 1},
     {"eps", "Added to what is divided by"},
     {"amsgrad", "adam, adamw: never divide by less than before", 1, true},
     {"lr_decay", "adagrad: what the learning rate decays by"},
@@ -29,6 +31,13 @@ constexpr SettingOfOptimizers kSettings[] = {
     {"weight_decay", "L2 penalty"},
     {"decoupled_weight_decay", "adam, nadam, radam: weight decay as adamw's", 1, true},
     {"maximize", "Go up the gradient", 1, true},
+    {"beta2_decay", "The Adafactors: the exponent by which the mean of squares forgets less and less", 0, false, -1e9},
+    {"eps1", "The Adafactors: the least mean square of gradients"},
+    {"eps2", "The Adafactors: the least size of a parameter that a step is measured by"},
+    {"clip_threshold", "The Adafactors: the most root mean square of a step, before the learning rate"},
+    {"scale_parameter", "fairseq_adafactor: measure steps by the parameter's root mean square", 1, true},
+    {"relative_step", "fairseq_adafactor: follow the number of the step instead of the learning rate", 1, true},
+    {"warmup_init", "fairseq_adafactor: begin with small steps, with --relative-step", 1, true},
 };
 
 double of(const OptimizerSettings& s, std::string_view name) { return s.find(name)->second; }
@@ -210,6 +219,122 @@ Term radam(Formulas& f) {
   return m.parameter - f["learning_rate"] * (m.mean / size);
 }
 
+Factors lion_factors(const OptimizerSettings& s, const UpdateMoment& m) {
+  return {{"learning_rate", m.learning_rate},
+          {"keep", 1 - m.learning_rate * of(s, "weight_decay")},
+          {"rest1", 1 - of(s, "beta1")},
+          {"rest2", 1 - of(s, "beta2")}};
+}
+// Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+Term lion(Formulas& f) {
+  const Term g = f.gradient(), mean = f.state("exp_avg");
+  f.next_behind(mean, mean + f["rest2"] * (g - mean));
+  return f["keep"] * f.parameter() - f["learning_rate"] * sign(mean + f["rest1"] * (g - mean));
+}
+
+// Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018: of a matrix the mean of squares
+// is known by its rows and by its columns alone.
+struct Factored {
+  Shape rows, columns;
+  size_t last, before;  // the dimensions of columns and rows
+};
+std::optional<Factored> factored(const Shape& shape) {
+  if (shape.size() < 2) return std::nullopt;
+  Factored result{shape, shape, shape.size() - 1, shape.size() - 2};
+  result.rows[result.last] = 1;
+  result.columns[result.before] = 1;
+  return result;
+}
+struct FactoredSquares {
+  Term rows, columns, mean_of_rows;
+};
+// The next means of squares. `rest`: what the new ones count; `names`: of the two states.
+FactoredSquares next_squares(Formulas& f, const Factored& by, Term squares, std::string_view rows,
+                             std::string_view columns) {
+  squares = f.computed("squares", squares);
+  const auto next = [&](std::string_view name, const Shape& shape, size_t dimension, std::string_view mean) {
+    const Term before = f.state(name, shape), now = f.mean(mean, squares, dimension);
+    return f.next(before, before + f["rest"] * (now - before));
+  };
+  FactoredSquares result;
+  result.rows = next(rows, by.rows, by.last, "mean_of_columns");
+  result.columns = next(columns, by.columns, by.before, "mean_of_rows");
+  result.mean_of_rows = f.mean("mean_of_squares", result.rows, by.before);
+  return result;
+}
+double forgotten(const OptimizerSettings& s, const UpdateMoment& m) {
+  return std::pow(static_cast<double>(m.number), of(s, "beta2_decay"));
+}
+// By how much the step is too long.
+Term excess(Formulas& f, Term step) {
+  return max(f.number(1), f.root_mean_square("step_size", step) / f["clip_threshold"]);
+}
+
+Factors adafactor_factors(const OptimizerSettings& s, const UpdateMoment& m) {
+  return {{"learning_rate", std::min(m.learning_rate, 1 / std::sqrt(static_cast<double>(m.number)))},
+          {"keep", 1 - m.learning_rate * of(s, "weight_decay")},
+          {"rest", forgotten(s, m)},
+          {"eps1", of(s, "eps1")},
+          {"least_square", of(s, "eps1") * of(s, "eps1")},
+          {"eps2", of(s, "eps2")},
+          {"clip_threshold", of(s, "clip_threshold")}};
+}
+// As torch.optim.Adafactor.
+Term adafactor(Formulas& f) {
+  const Term g = f.gradient(), size = max(f["eps2"], f.root_mean_square("size", f.parameter()));
+  Term squares;
+  if (const auto by = factored(f.shape())) {
+    const FactoredSquares mean = next_squares(f, *by, g * g, "row_var", "col_var");
+    squares = mean.rows / max(mean.mean_of_rows, f["eps1"]) * mean.columns;
+  } else {
+    const Term before = f.state("variance");
+    squares = f.next(before, before + f["rest"] * (g * g - before));
+  }
+  const Term step = f.computed("step", g / sqrt(max(squares, f["least_square"])));
+  const Term rate = f.computed("rate", f["learning_rate"] * size / excess(f, step));
+  return f["keep"] * f.parameter() - rate * step;
+}
+
+Factors fairseq_adafactor_factors(const OptimizerSettings& s, const UpdateMoment& m) {
+  const auto number = static_cast<double>(m.number);
+  double rate = m.learning_rate;
+  if (of(s, "relative_step") != 0) {
+    const double most = of(s, "warmup_init") != 0 ? 1e-6 * number : 1e-2;
+    rate = std::min(most, 1 / std::sqrt(number));
+  }
+  return {{"learning_rate", rate},
+          {"weight_decay", of(s, "weight_decay")},
+          {"rest", forgotten(s, m)},
+          {"rest1", 1 - of(s, "momentum")},
+          {"eps1", of(s, "eps1")},
+          {"eps2", of(s, "eps2")},
+          {"clip_threshold", of(s, "clip_threshold")}};
+}
+// As fairseq's, and so Transformers' own.
+Term fairseq_adafactor(Formulas& f) {
+  const Term g = f.gradient(), squares = g * g + f["eps1"];
+  Term rate = f["learning_rate"];
+  if (f.has("scale_parameter"))
+    rate = f.computed("relative_rate", rate * max(f["eps2"], f.root_mean_square("size", f.parameter())));
+  Term step;
+  if (const auto by = factored(f.shape())) {
+    const FactoredSquares mean = next_squares(f, *by, squares, "exp_avg_sq_row", "exp_avg_sq_col");
+    const Term rows = f.computed("rows", sqrt(mean.rows / mean.mean_of_rows));
+    step = g / (rows * sqrt(mean.columns));
+  } else {
+    const Term before = f.state("exp_avg_sq");
+    step = g / sqrt(f.next(before, before + f["rest"] * (squares - before)));
+  }
+  step = f.computed("step", step);
+  const Term clipped = f.computed("rate", rate / excess(f, step));
+  Term change = clipped * step;
+  if (f.has("momentum")) {
+    const Term before = f.state("exp_avg");
+    change = f.next(before, before + f["rest1"] * (change - before));
+  }
+  return f.parameter() - f["weight_decay"] * rate * f.parameter() - change;
+}
+
 std::vector<UpdateRule> all_rules() {
   using Usual = std::vector<std::pair<std::string_view, double>>;
   const auto with = [](Usual usual, const Usual& more = {}) {
@@ -218,6 +343,7 @@ std::vector<UpdateRule> all_rules() {
     usual.emplace_back("maximize", 0);
     return usual;
   };
+  constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
   const Usual adams{{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}};
   return {
       {"sgd", 1e-3, with({{"momentum", 0}, {"dampening", 0}, {"nesterov", 0}}), sgd_factors, sgd},
@@ -231,6 +357,19 @@ std::vector<UpdateRule> all_rules() {
       {"adamax", 2e-3, with(adams), adamax_factors, adamax},
       {"nadam", 2e-3, with(adams, {{"momentum_decay", 4e-3}, {"decoupled_weight_decay", 0}}), nadam_factors, nadam},
       {"radam", 1e-3, with(adams, {{"decoupled_weight_decay", 0}}), radam_factors, radam},
+      {"lion", 1e-4, with({{"beta1", 0.9}, {"beta2", 0.99}}), lion_factors, lion},
+      {"adafactor", 1e-2, with({{"beta2_decay", -0.8}, {"eps1", kEpsilon}, {"eps2", 1e-3}, {"clip_threshold", 1}}),
+       adafactor_factors, adafactor, true},
+      {"fairseq_adafactor", 1e-3,
+       with({{"momentum", 0},
+             {"beta2_decay", -0.8},
+             {"eps1", 1e-30},
+             {"eps2", 1e-3},
+             {"clip_threshold", 1},
+             {"scale_parameter", 0},
+             {"relative_step", 0},
+             {"warmup_init", 0}}),
+       fairseq_adafactor_factors, fairseq_adafactor, true},
   };
 }
 
@@ -270,6 +409,8 @@ const UpdateRule& update_rule(std::string_view name) {
 bool goes_by_rule(const OptimizerOptions& options) {
   return !options.settings.empty() || (options.name != "sgd" && !is_adam(options.name));
 }
+
+bool updates_whole_parameters(const OptimizerOptions& options) { return update_rule(options.name).of_whole; }
 
 OptimizerSettings all_settings(const OptimizerOptions& options) {
   OptimizerSettings result;
@@ -311,9 +452,9 @@ void check_settings(const OptimizerOptions& options) {
                   fmt::format("{} is no setting of {}; it has {}", flag(name), rule.name, fmt::join(flags, ", ")));
     }
     const SettingOfOptimizers& setting = setting_of_optimizers(name);
-    if (!(value >= 0 && value <= setting.most)) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} {}: a number from 0 to {} is expected", flag(name), value, setting.most));
+    if (!(value >= setting.least && value <= setting.most)) {
+      throw Error(ErrorCode::invalid_input, fmt::format("{} {}: a number from {} to {} is expected", flag(name), value,
+                                                        setting.least, setting.most));
     }
   }
   if (!goes_by_rule(options) || !rule.has("dampening")) return;

@@ -38,18 +38,20 @@ OptimizerOptions options_of(const std::string& name, const OptimizerSettings& se
 // One parameter of float64, updated by the graph's ops.
 class Updated {
  public:
-  explicit Updated(const OptimizerOptions& options, bool scaled = false) : options_(options) {
-    w_ = graph_.add_source("w", {kElements}, DType::f64, Role::parameter);
-    gradient_ = graph_.add_source("g", {kElements}, DType::f64, Role::input);
+  explicit Updated(const OptimizerOptions& options, bool scaled = false, const Shape& shape = {kElements})
+      : options_(options) {
+    w_ = graph_.add_source("w", shape, DType::f64, Role::parameter);
+    gradient_ = graph_.add_source("g", shape, DType::f64, Role::input);
     rate_ = graph_.add_source("learning_rate", {}, DType::f64, Role::hyperparameter);
     if (scaled) scale_ = graph_.add_source("scale", {}, DType::f64, Role::hyperparameter);
     append_update(graph_, w_, gradient_, options, rate_, {}, scale_);
     check(graph_);
     values_.emplace(graph_);
-    for (int64_t i = 0; i < kElements; ++i) (*values_)[w_].set(i, first_value(i));
+    for (int64_t i = 0; i < element_count(shape); ++i) (*values_)[w_].set(i, first_value(i));
     for (const State& state : graph_.states) {
       if (state.before == w_) continue;
-      for (int64_t i = 0; i < kElements; ++i) (*values_)[state.before].set(i, graph_.tensor(state.before).init.mean);
+      const Tensor& t = graph_.tensor(state.before);
+      for (int64_t i = 0; i < element_count(t.shape); ++i) (*values_)[state.before].set(i, t.init.mean);
     }
   }
   void step(int number, double scale = 1) {
@@ -59,7 +61,8 @@ class Updated {
       const TensorId id = graph_.find_tensor(factor_name("learning_rate", name));
       if (id.valid()) (*values_)[id].set(0, value);
     }
-    for (int64_t i = 0; i < kElements; ++i) (*values_)[gradient_].set(i, gradient_of(number, i));
+    const int64_t elements = element_count(graph_.tensor(w_).shape);
+    for (int64_t i = 0; i < elements; ++i) (*values_)[gradient_].set(i, gradient_of(number, i));
     if (scale_.valid()) (*values_)[scale_].set(0, scale);
     interpret(graph_, *values_);
     advance_states(graph_, *values_);
@@ -74,7 +77,8 @@ class Updated {
   std::vector<double> all() {
     std::vector<double> result;
     for (const State& state : graph_.states) {
-      for (int64_t i = 0; i < kElements; ++i) result.push_back((*values_)[state.before].at(i));
+      const int64_t elements = element_count(graph_.tensor(state.before).shape);
+      for (int64_t i = 0; i < elements; ++i) result.push_back((*values_)[state.before].at(i));
     }
     return result;
   }
@@ -186,6 +190,15 @@ double radam(const OptimizerSettings& s, double t, double w, double g, Kept& k) 
   return w - kRate * m * r * std::sqrt(left) / (std::sqrt(k[1]) + s.at("eps"));
 }
 
+double lion(const OptimizerSettings& s, double, double w, double g, Kept& k) {
+  const double b1 = s.at("beta1"), b2 = s.at("beta2");
+  g = s.at("maximize") != 0 ? -g : g;
+  w -= kRate * s.at("weight_decay") * w;
+  const double step = b1 * k[0] + (1 - b1) * g;
+  k[0] = b2 * k[0] + (1 - b2) * g;
+  return w - kRate * (step > 0 ? 1 : -1);
+}
+
 struct RuleCase {
   std::string name;
   OptimizerSettings settings;
@@ -229,7 +242,127 @@ std::vector<RuleCase> rule_cases() {
       {"radam", {}, radam, of_adam},
       {"radam", {{"beta2", 0.9}, {"weight_decay", 0.1}, {"maximize", 1}}, radam, of_adam},
       {"radam", {{"weight_decay", 0.1}, {"decoupled_weight_decay", 1}}, radam, of_adam},
+      {"lion", {}, lion, {"w", "w.exp_avg"}},
+      {"lion", {{"beta1", 0.6}, {"beta2", 0.7}, {"weight_decay", 0.1}, {"maximize", 1}}, lion, {"w", "w.exp_avg"}},
   };
+}
+
+double root_mean_square(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+// Both Adafactors by plain loops over `outer` matrices of `n` rows and `m` columns; of a vector n is 0.
+struct AdafactorByHand {
+  const OptimizerSettings& s;
+  const bool fairseq;
+  int64_t outer, n, m;
+  std::vector<double> w, rows, columns, squares, mean = {};
+
+  void step(int number) {
+    const double t = number + 1, rest = std::pow(t, s.at("beta2_decay")), size = root_mean_square(w);
+    double rate = fairseq ? kRate : std::min(kRate, 1 / std::sqrt(t));
+    if (fairseq && s.at("relative_step") != 0)
+      rate = std::min(s.at("warmup_init") != 0 ? 1e-6 * t : 1e-2, 1 / std::sqrt(t));
+    const double decay = s.at("weight_decay") * (fairseq ? 1 : kRate);
+    if (!fairseq || s.at("scale_parameter") != 0) rate *= std::max(s.at("eps2"), size);
+    std::vector<double> g(w.size()), change(w.size());
+    for (size_t i = 0; i < w.size(); ++i)
+      g[i] = (s.at("maximize") != 0 ? -1 : 1) * gradient_of(number, static_cast<int64_t>(i));
+    const double added = fairseq ? s.at("eps1") : 0;
+    const auto estimate = [&](size_t i) {
+      if (n == 0) return squares[i];
+      const int64_t o = static_cast<int64_t>(i) / (n * m), r = static_cast<int64_t>(i) / m, c = static_cast<int64_t>(i) % m;
+      double whole = 0;
+      for (int64_t k = 0; k < n; ++k) whole += rows[static_cast<size_t>(o * n + k)] / static_cast<double>(n);
+      if (!fairseq) whole = std::max(whole, s.at("eps1"));
+      return rows[static_cast<size_t>(r)] * columns[static_cast<size_t>(o * m + c)] / whole;
+    };
+    for (int64_t r = 0; r < outer * n; ++r) {
+      double sum = 0;
+      for (int64_t c = 0; c < m; ++c) sum += g[static_cast<size_t>(r * m + c)] * g[static_cast<size_t>(r * m + c)] + added;
+      double& row = rows[static_cast<size_t>(r)];
+      row += rest * (sum / static_cast<double>(m) - row);
+    }
+    for (int64_t k = 0; k < (n == 0 ? 0 : outer * m); ++k) {
+      double sum = 0;
+      for (int64_t r = 0; r < n; ++r) {
+        const double value = g[static_cast<size_t>((k / m * n + r) * m + k % m)];
+        sum += value * value + added;
+      }
+      double& column = columns[static_cast<size_t>(k)];
+      column += rest * (sum / static_cast<double>(n) - column);
+    }
+    for (size_t i = 0; i < squares.size(); ++i) squares[i] += rest * (g[i] * g[i] + added - squares[i]);
+    for (size_t i = 0; i < w.size(); ++i)
+      change[i] = g[i] / std::sqrt(fairseq ? estimate(i) : std::max(estimate(i), s.at("eps1") * s.at("eps1")));
+    const double clip = std::max(1.0, root_mean_square(change) / s.at("clip_threshold"));
+    const double momentum = fairseq ? s.at("momentum") : 0;
+    mean.resize(w.size());
+    for (size_t i = 0; i < w.size(); ++i) {
+      change[i] *= rate / clip;
+      mean[i] = momentum * mean[i] + (1 - momentum) * change[i];
+      w[i] -= decay * (fairseq ? rate : 1) * w[i] + mean[i];
+    }
+  }
+};
+
+TEST(UpdateRules, AdafactorsKnowMatricesByRowsAndColumns) {
+  const std::vector<std::pair<std::string, OptimizerSettings>> cases = {
+      {"adafactor", {}},
+      {"adafactor",
+       {{"weight_decay", 0.1}, {"clip_threshold", 1.5}, {"beta2_decay", -0.5}, {"eps1", 0.3}, {"eps2", 5}, {"maximize", 1}}},
+      {"fairseq_adafactor", {}},
+      {"fairseq_adafactor", {{"scale_parameter", 1}, {"relative_step", 1}, {"weight_decay", 0.1}}},
+      {"fairseq_adafactor",
+       {{"momentum", 0.9}, {"relative_step", 1}, {"warmup_init", 1}, {"eps1", 0.2}, {"clip_threshold", 0.5}}},
+      {"fairseq_adafactor", {{"scale_parameter", 1}, {"momentum", 0.5}, {"eps2", 4}, {"maximize", 1}}},
+  };
+  for (const auto& [name, given] : cases) {
+    for (const Shape& shape : {Shape{3}, Shape{}, Shape{2, 3}, Shape{3, 1}, Shape{2, 2, 3}, Shape{2, 2, 3, 2}}) {
+      const OptimizerOptions options = options_of(name, given);
+      const OptimizerSettings settings = all_settings(options);
+      SCOPED_TRACE(fmt::format("{} with {} settings of {}", name, given.size(), to_string(shape)));
+      Updated updated(options, false, shape), scaled(options, true, shape);
+      const auto count = static_cast<size_t>(element_count(shape));
+      const int64_t m = shape.size() > 1 ? shape.back() : element_count(shape), n = shape.size() > 1 ? shape.end()[-2] : 0;
+      const int64_t outer = n == 0 ? 1 : element_count(shape) / (n * m);
+      AdafactorByHand by_hand{.s = settings,
+                              .fairseq = name != "adafactor",
+                              .outer = outer,
+                              .n = n,
+                              .m = m,
+                              .w = {},
+                              .rows = std::vector<double>(static_cast<size_t>(outer * n)),
+                              .columns = std::vector<double>(static_cast<size_t>(n == 0 ? 0 : outer * m)),
+                              .squares = std::vector<double>(n == 0 ? count : 0)};
+      for (size_t i = 0; i < count; ++i) by_hand.w.push_back(first_value(static_cast<int64_t>(i)));
+      for (int step = 0; step < kSteps; ++step) {
+        const std::vector<double> before = scaled.all();
+        scaled.step(step, -1);
+        EXPECT_EQ(scaled.all(), before) << "there is nothing to update yet";
+        updated.step(step);
+        scaled.step(step, 1);
+        EXPECT_EQ(scaled.all(), updated.all());
+        by_hand.step(step);
+        for (size_t i = 0; i < count; ++i)
+          ASSERT_NEAR(updated.weight(static_cast<int64_t>(i)), by_hand.w[i], 1e-10) << "step " << step << " element " << i;
+      }
+    }
+  }
+}
+
+TEST(UpdateRules, AdafactorsUpdateNoPieces) {
+  for (const std::string name : {"adafactor", "fairseq_adafactor"}) {
+    EXPECT_TRUE(updates_whole_parameters({.name = name}));
+    EXPECT_THAT(error_text(ErrorCode::unsupported,
+                           [&] {
+                             check(OptimizerOptions{.name = name, .ranks = 2, .sharding = {.stage = 1}});
+                           }),
+                HasSubstr("--zero 0"));
+  }
+  EXPECT_FALSE(updates_whole_parameters({.name = "adamw"}));
 }
 
 TEST(UpdateRules, GiveWhatPyTorchsDocumentationSays) {
@@ -313,6 +446,7 @@ TEST(UpdateRules, EverySettingIsKnown) {
   for (const std::string& name : optimizer_names()) {
     for (const auto& [setting, usual] : update_rule(name).usual) {
       EXPECT_LE(usual, setting_of_optimizers(setting).most);
+      EXPECT_GE(usual, setting_of_optimizers(setting).least);
       used.insert(setting);
     }
   }

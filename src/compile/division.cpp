@@ -89,6 +89,7 @@ std::variant<Program, Infeasible> compile_divided(Divided divided, const Device&
 // Ways to divide what belongs to parameters, the least divided first: in each stage the largest parameters, of which so
 // many have that share of all bytes, and then all of them.
 std::vector<Sharding> ways_to_divide(const Network& network, const OptimizerOptions& optimizer) {
+  if (updates_whole_parameters(optimizer)) return {};
   std::vector<Bytes> sizes;
   Bytes all;
   for (const State& state : network.graph.states) {

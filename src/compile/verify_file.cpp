@@ -167,7 +167,7 @@ class FileChecker {
       }
       FusionOptions step{.off = {"fuse_pointwise"}};
       if (std::ranges::none_of(graph_.ops(), reads_lookups)) step.off.emplace_back(kSparseEmbeddingPass);
-      run_fusion_passes(network, fused);
+      run_fusion_passes(network, fusion_for(request.optimizer, fused));
       run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);
       network = make_training_network(network, request.optimizer);

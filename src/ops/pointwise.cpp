@@ -4,7 +4,7 @@
 //
 // PointwiseUpdate is the same as a part of an optimizer's update: it has the shape and the layout of the parameter, its
 // first input, and must lie in the bytes of the input number "place", a state or the parameter. Where "place" is -1 it is
-// a value that several of them read.
+// a value that several of them read, and may take the place of an input that nobody reads any more, as Pointwise.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -196,9 +196,9 @@ OpType pointwise_update() {
   type.name = "PointwiseUpdate";
   type.infer = infer_update;
   type.gradient = {};
-  type.in_place = [](const Graph&, const Op& op) {
+  type.in_place = [free = type.in_place](const Graph& graph, const Op& op) {
     const int64_t place = op.attributes.integer("place");
-    return place < 0 ? std::vector<InPlace>{} : std::vector<InPlace>{{0, static_cast<int>(place), true}};
+    return place < 0 ? free(graph, op) : std::vector<InPlace>{{0, static_cast<int>(place), true}};
   };
   type.changes_state = true;
   return type;

@@ -110,7 +110,7 @@ void gather_again(Network& network) {
 Network make_training_step(const Network& forward, const OptimizerOptions& optimizer, const FusionOptions& fusion,
                            std::vector<PassReport>* reports) {
   Network training = forward;
-  std::vector<PassReport> done = run_fusion_passes(training, fusion);
+  std::vector<PassReport> done = run_fusion_passes(training, fusion_for(optimizer, fusion));
   for (PassReport& report : run_rank_passes(training, optimizer)) done.push_back(std::move(report));
   divide_parameters(training, optimizer.sharding, optimizer.ranks);
   training = make_training_network(training, optimizer);

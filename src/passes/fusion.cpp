@@ -255,6 +255,11 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   return reports;
 }
 
+FusionOptions fusion_for(const OptimizerOptions& optimizer, FusionOptions fusion) {
+  if (updates_whole_parameters(optimizer)) fusion.off.emplace_back(kSplitPass);
+  return fusion;
+}
+
 std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions& options) {
   if (options.ranks < 2 || !options.sync_batch_norm) return {};
   return {run_pass(network, "sync_batch_norm", [&] { return synchronise_batch_norm(network, options.ranks); })};

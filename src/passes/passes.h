@@ -40,6 +40,9 @@ void divide_parameters(Network& network, const Sharding& sharding, int ranks);
 // it is gathered anew. So it need not be there in between.
 void gather_again(Network& training);
 
+// The options, with nothing split that the optimizer updates as a whole.
+FusionOptions fusion_for(const OptimizerOptions& optimizer, FusionOptions fusion);
+
 // From a forward network to the graph of its training step: all of the above around make_training_network.
 Network make_training_step(const Network& forward, const OptimizerOptions& optimizer, const FusionOptions& fusion = {},
                            std::vector<PassReport>* reports = nullptr);

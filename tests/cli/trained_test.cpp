@@ -272,6 +272,9 @@ TEST_F(Trained, EveryOptimizerGoesOnWhereItStopped) {
                                "adamax --beta2 0.99 --weight-decay 0.01",
                                "nadam --momentum-decay 0.1 --decoupled-weight-decay",
                                "radam --beta1 0.8",
+                               "lion --beta1 0.8 --weight-decay 0.1 --lr 0.0003",
+                               "adafactor --beta2-decay -0.5 --clip-threshold 1.5",
+                               "fairseq_adafactor --momentum 0.5 --scale-parameter --relative-step --warmup-init",
                                "adam --amsgrad --beta2 0.9 --eps 1e-6",
                                "sgd --dampening 0.5 --lr 0.01"};
   for (const std::string& optimizer : flags) {
