@@ -83,6 +83,10 @@ struct OptimizerOptions {
   bool leave_unreached = false;
 };
 
+// Whether the elements of a parameter depend on each other in its update, as in Adafactor's: then neither a block of its rows
+// nor a rank's piece of it can be updated alone. Throws Error(invalid_input) on an optimizer that is not known.
+bool updates_whole_parameters(const OptimizerOptions& options);
+
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
 struct Objective {
   TensorId loss;  // a scalar

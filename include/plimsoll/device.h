@@ -93,7 +93,7 @@ LayoutFamily family_named(std::string_view name);  // throws Error(invalid_input
 // that work element by element on the storage as it lies, padding included (updates, sums). They must leave padding
 // zero where it was zero. Before make_kernel is called, a real layout takes its place. State updates
 // (OpType::changes_state) are always treated so: every tensor of the parameter's shape gets the parameter's layout,
-// whatever the spec says.
+// whatever the spec says, but where another input is stretched over them.
 inline const Layout kAnyLayout{"any"};
 
 // How a kernel computes its sums, as far as planning cares.

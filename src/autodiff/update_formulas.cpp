@@ -91,6 +91,7 @@ Term Formulas::root_mean_square(std::string_view name, Term term) {
 TensorId Formulas::finish(Term formula, Attributes attributes) {
   const TensorId changed = append(parameter_name_ + "/update", tensors_.parameter, unless_waiting(parameter(), formula),
                                   std::move(attributes), parameter_name_ + ".next");
+  updated_ = true;
   for (const auto& [state, later] : behind_) next(state, later);
   return changed;
 }
@@ -110,7 +111,8 @@ TensorId Formulas::append(std::string_view name, TensorId place, Term formula, A
     if (node.kind != ExpressionNode::Kind::input) continue;
     whole = joint_shape(whole, graph_.tensor(leaves_[static_cast<size_t>(node.input)]).shape).value();
   }
-  TensorId like = tensors_.parameter;
+  // Behind its update the parameter's old value is gone.
+  TensorId like = updated_ ? place : tensors_.parameter;
   for (const ExpressionNode& node : expression.nodes) {
     if (graph_.tensor(like).shape == whole) break;
     if (node.kind == ExpressionNode::Kind::input) like = leaves_[static_cast<size_t>(node.input)];

@@ -50,7 +50,7 @@ class Formulas {
   Term state(std::string_view suffix, double first = 0);  // of the parameter's shape
   Term state(std::string_view suffix, const Shape& shape);
   Term next(Term state, Term formula);                 // of a state
-  void next_behind(Term state, Term formula);          // the same, behind the parameter's, which reads the old value
+  void next_behind(Term state, Term formula);          // the same, behind the parameter's, which reads the state's old one
   Term computed(std::string_view name, Term formula);  // once, for several formulas
   // Of what has been computed, or lies there: the mean along a dimension, which has then one element, and the Euclidean
   // norm of all elements, over the root of their number.
@@ -78,6 +78,7 @@ class Formulas {
   std::vector<TensorId> leaves_;  // what the builder's inputs are
   std::vector<std::pair<TensorId, TensorId>> states_;
   std::vector<std::pair<Term, Term>> behind_;  // states and their formulas
+  bool updated_ = false;
 };
 
 Term operator+(Term a, Term b);

@@ -39,9 +39,7 @@ struct UpdateRule {
   std::vector<std::pair<std::string_view, double>> usual;  // its settings, with PyTorch's defaults
   Factors (*factors)(const OptimizerSettings&, const UpdateMoment&);
   Term (*formulas)(Formulas&);  // the parameter's next value; the states' are appended
-  // The elements of a parameter depend on each other: neither a block of its rows (passes/split.h) nor a piece of it
-  // (Sharding) can be updated alone.
-  bool of_whole = false;
+  bool of_whole = false;        // updates_whole_parameters
 
   bool has(std::string_view setting) const;
 };
@@ -52,8 +50,6 @@ std::vector<std::string> optimizer_names();
 
 // Whether the optimizer is updated by its rule, not by SgdUpdate or AdamUpdate.
 bool goes_by_rule(const OptimizerOptions& options);
-// UpdateRule::of_whole of its rule.
-bool updates_whole_parameters(const OptimizerOptions& options);
 // All settings of its rule: as the options say, or PyTorch's defaults.
 OptimizerSettings all_settings(const OptimizerOptions& options);
 // Throws Error(invalid_input) on a name that is not known, with the nearest, on settings that the optimizer has not, and on

@@ -10,6 +10,7 @@
 #include <functional>
 #include <set>
 
+#include "autodiff/optimizers.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
 #include "tests/support/error_text.h"
@@ -409,7 +410,8 @@ TEST(UpdateRules, EveryOpLiesWhereItsStateDoesButForWhatSeveralRead) {
     size_t overwrite = 0;
     for (const Op& op : updated.graph().ops()) {
       EXPECT_EQ(op.type->name, "PointwiseUpdate");
-      EXPECT_EQ(updated.graph().tensor(op.inputs[0]).name, "w");
+      const bool behind = op.name == "w.exp_avg/update" && one.name == "lion";  // the parameter's old value is gone
+      EXPECT_EQ(updated.graph().tensor(op.inputs[0]).name, behind ? "w.exp_avg" : "w");
       for (const InPlace& pair : op.type->in_place(updated.graph(), op)) overwrite += pair.required ? 1 : 0;
     }
     EXPECT_EQ(overwrite, one.states.size()) << one.name;

@@ -114,7 +114,11 @@ bool layout_is_open(const Graph& graph, const Op& op, const KernelSpec& spec, si
   if (stated != nullptr && stated->tag == kAnyLayout.tag) return true;
   if (!op.type->changes_state || op.inputs.empty()) return false;
   const Shape& shape = graph.tensor(op.inputs[0]).shape;
-  return shape.size() >= 2 && tensor_at(graph, op, position).shape == shape;
+  if (shape.size() < 2 || tensor_at(graph, op, position).shape != shape) return false;
+  return std::ranges::none_of(op.inputs, [&](TensorId id) {
+    const Shape& other = graph.tensor(id).shape;
+    return other.size() == shape.size() && other != shape;
+  });
 }
 
 std::string op_signature(const Graph& graph, const Op& op) {

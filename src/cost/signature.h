@@ -28,7 +28,7 @@ DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates&
 std::string reorder_signature(const Shape& shape, DType dtype, const Layout& from, const Layout& to);
 
 // Whether the specs of an op leave open the layout of the tensor at `position`, which counts inputs, then outputs: it
-// says kAnyLayout, or the op is a state update and the tensor has the parameter's shape.
+// says kAnyLayout, or the op is a state update, the tensor has the parameter's shape, and nothing is stretched over it.
 bool layout_is_open(const Graph& graph, const Op& op, const KernelSpec& spec, size_t position);
 
 }  // namespace plimsoll

@@ -42,6 +42,7 @@ class LayoutSearch {
     if (options.fed.valid()) decided_[options.fed] = false;
     for (TensorId id : graph.outputs) is_output_[id] = true;
     allowed_.resize(candidates.class_count());
+    decide_by_updates();
   }
 
   LayoutAssignment run(std::span<const OpId> order) {
@@ -55,6 +56,22 @@ class LayoutSearch {
 
  private:
   // The kernels that the options allow: of those with the same layouts the fastest.
+  // A parameter that its update wants in one layout, whatever else reads it, lies in that.
+  void decide_by_updates() {
+    for (int32_t i = 0; i < graph_.op_count(); ++i) {
+      const Op& op = graph_.op(OpId{i});
+      if (!op.type->changes_state || decided_[op.inputs[0]]) continue;
+      const auto& items = allowed(OpId{i});
+      if (items.empty() || layout_is_open(graph_, op, items[0]->spec, 0)) continue;
+      const auto wants_the_same = [&](const KernelCandidates::Item* item) {
+        return same_layout(item->spec.inputs[0], items[0]->spec.inputs[0]);
+      };
+      if (!std::ranges::all_of(items, wants_the_same)) continue;
+      decided_[op.inputs[0]] = true;
+      made_[op.inputs[0]] = canonical(items[0]->spec.inputs[0]);
+    }
+  }
+
   const std::vector<const KernelCandidates::Item*>& allowed(OpId id) {
     if (options_.pinned_kernels.empty()) {
       std::optional<std::vector<const KernelCandidates::Item*>>& known = allowed_[candidates_.class_of(id)];

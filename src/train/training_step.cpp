@@ -41,8 +41,12 @@ std::vector<float> compiled_settings(const Graph& graph, TensorId rate) {
 
 // Of an update by formulas, the optimizer and the settings that it was compiled with; nothing where it is another.
 void read_rule(const Graph& graph, TensorId rate, GroupUpdate& group) {
+  const std::string &name = graph.tensor(rate).name, factors = factor_name(name, "");
+  const auto is_of_group = [&](TensorId id) {
+    return id == rate || (graph.tensor(id).role == Role::hyperparameter && graph.tensor(id).name.starts_with(factors));
+  };
   for (const Op& op : graph.ops()) {
-    if (!op.attributes.has("optimizer") || std::ranges::find(op.inputs, rate) == op.inputs.end()) continue;
+    if (!op.attributes.has("optimizer") || std::ranges::none_of(op.inputs, is_of_group)) continue;
     group.rule = &update_rule(op.attributes.text("optimizer"));
     for (const auto& [name, usual] : group.rule->usual)
       group.settings.emplace(name, op.attributes.real(std::string(name), usual));

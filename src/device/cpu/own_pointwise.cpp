@@ -404,6 +404,7 @@ std::vector<KernelSpec> pointwise_specs(const Graph& graph, const Op& op, Layout
   Layout own = kAnyLayout;
   if (!any) own = family_layout(family, y.shape.size());
   if (!any && family == LayoutFamily::blocked && varies && y.shape[1] % 16 != 0) own = {};
+  if (!any && op.type->changes_state) own = {};  // not as the family's images do
   KernelSpec spec{.name = "own", .inputs = {}, .outputs = {own}};
   for (TensorId id : op.inputs) {
     const Tensor& x = graph.tensor(id);

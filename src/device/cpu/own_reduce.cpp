@@ -75,6 +75,13 @@ double join_row(const T* x, int64_t count) {
   return result;
 }
 
+// A matrix is a weight, maybe, that lies in blocks of any size. What has more dimensions lies as the family does, where
+// the division of the work, and with it the workspace, depends on that.
+bool may_lie_in_blocks(const Tensor& x, const Tensor& y) {
+  const std::vector<int64_t> all(x.shape.size(), 1);
+  return (x.shape.size() <= 2 || element_count(y.shape) == 1) && never_padded(x.shape, all);
+}
+
 class ReduceKernel final : public OwnKernel {
  public:
   ReduceKernel(const Graph& graph, const Op& op, int threads)
@@ -89,6 +96,7 @@ class ReduceKernel final : public OwnKernel {
     }
     lay_out(op, x, y);
     results_ = element_count(y.shape);
+    in_blocks_ = results_ > 1 && may_lie_in_blocks(x, y);
     share_ = function_ == ReduceFunction::mean ? 1.0 / static_cast<double>(element_count(x.shape) / results_) : 1;
     choose_division();
   }
@@ -165,6 +173,8 @@ class ReduceKernel final : public OwnKernel {
   void choose_division() {
     pieces_ = columns_ ? (inner_ + kColumnPiece - 1) / kColumnPiece : 1;
     const int64_t items = kept_ * pieces_;
+    // The workspace of what may lie in blocks is booked before it is known how it lies.
+    if (parts_ > 1 && in_blocks_) workspace_bytes_ = {static_cast<int64_t>(sizeof(double)) * parts_ * results_};
     if (parts_ == 1 || items >= 4 * parts_) return;
     along_ = columns_ || rows_ >= 4 * parts_ ? Along::rows : Along::inner;
     if (along_ == Along::rows && rows_ < 2 * parts_) {
@@ -255,6 +265,7 @@ class ReduceKernel final : public OwnKernel {
   enum class Along : uint8_t { results, rows, inner };  // what threads share
 
   ReduceFunction function_;
+  bool in_blocks_ = false;
   DType dtype_ = DType::f32;
   int64_t inner_ = 1, inner_to_ = 1, rows_ = 1, kept_ = 1, results_ = 1, pieces_ = 1;
   bool columns_ = false;
@@ -268,10 +279,9 @@ std::vector<KernelSpec> reduce_specs(const Graph& graph, const Op& op, LayoutFam
   const Tensor &x = graph.tensor(op.inputs[0]), &y = graph.tensor(op.outputs[0]);
   KernelSpec spec{.name = "own", .inputs = {Layout{}}, .outputs = {Layout{}}};
   if (x.dtype != DType::f32) return {spec};
-  const std::vector<int64_t> all(x.shape.size(), 1);
   if (x.shape.size() == 4 && (family != LayoutFamily::blocked || x.shape[1] % 16 == 0))
     spec.inputs[0] = family_layout(family, 4);
-  if (never_padded(x.shape, all)) spec.inputs[0] = kAnyLayout;
+  if (may_lie_in_blocks(x, y)) spec.inputs[0] = kAnyLayout;
   if (y.shape.size() == 4 && lies_row_major(y.shape, family)) spec.outputs[0] = family_layout(family, 4);
   return {spec};
 }
