@@ -461,7 +461,8 @@ def test_the_losses_are_those_of_transformers_trainer(tmp_path, kind):
 
 @pytest.mark.parametrize("optim", ["rmsprop", "adagrad", "adafactor"])
 def test_other_optimizers_are_taken_by_their_names(tmp_path, optim):
-    ours, theirs = trainers(tmp_path, gpt2, texts(), optim=optim, learning_rate=1e-3)
+    # Adafactor's first step goes by the sign of a gradient, and that of the keys' bias is rounding alone.
+    ours, theirs = trainers(tmp_path, gpt2, texts(), optim=optim, learning_rate=3e-4 if optim == "adafactor" else 1e-3)
     ours.train(), theirs.train()
     assert_alike(ours, theirs)
 
