@@ -283,7 +283,7 @@ def constant(op: Op, x: list[Tensor], state: Run):
 
 @kernel("Reduce")
 def reduce(op: Op, x: list[Tensor], state: Run):
-    functions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+    functions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin, "mean_of_squares": lambda x, **named: torch.mean(x * x, **named)}
     return functions[attribute(op, "function")](
         x[0], attribute(op, "dims"), keepdim=bool(attribute(op, "keep_dims", 0))
     )

@@ -267,10 +267,9 @@ void append_update_by_rule(Graph& graph, const UpdateTensors& tensors, const Opt
   const Tensor p = graph.tensor(tensors.parameter);  // a copy: the tensor list grows below
   const UpdateRule& rule = update_rule(options.name);
   const OptimizerSettings settings = all_settings(options);
-  Formulas formulas(graph, tensors, settings, layer,
-                    [&](std::string_view suffix, const Shape& shape, double first) {
-                      return add_state_of(graph, p, suffix, shape, first);
-                    });
+  Formulas formulas(graph, tensors, settings, layer, [&](std::string_view suffix, const Shape& shape, double first) {
+    return add_state_of(graph, p, suffix, shape, first);
+  });
   Attributes attributes{{"optimizer", std::string(rule.name)}};
   for (const auto& [name, value] : settings) attributes.set(name, value);
   const TensorId changed = formulas.finish(rule.formulas(formulas), attributes);
@@ -451,10 +450,11 @@ void check(const OptimizerOptions& options) {
                 fmt::format("ZeRO has no stage {}; give 0 to {}", options.sharding.stage, kMostShardingStage));
   }
   if (options.sharding.stage > 0 && updates_whole_parameters(options)) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} updates every parameter as a whole, which ZeRO (--zero {}) divides among the ranks; give "
-                            "--zero 0, or another --optimizer",
-                            options.name, options.sharding.stage));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} updates every parameter as a whole, which ZeRO (--zero {}) divides among the ranks; give "
+                    "--zero 0, or another --optimizer",
+                    options.name, options.sharding.stage));
   }
   if (!options.nesterov) return;
   if (options.name != "sgd") {

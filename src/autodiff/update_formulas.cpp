@@ -39,9 +39,7 @@ Term Formulas::operator[](std::string_view name) {
   return leaf(known.valid() ? known : graph_.add_source(full, {}, rate.dtype, Role::hyperparameter));
 }
 
-TensorId Formulas::tensor_of(Term leaf) const {
-  return leaves_[static_cast<size_t>(builder_.node(leaf.node).input)];
-}
+TensorId Formulas::tensor_of(Term leaf) const { return leaves_[static_cast<size_t>(builder_.node(leaf.node).input)]; }
 
 Term Formulas::state(std::string_view suffix, double first) {
   const TensorId id = add_state_(suffix, shape(), first);
@@ -70,13 +68,22 @@ Term Formulas::computed(std::string_view name, Term formula) {
   return leaf(append(full, {}, formula, {}, full + ":0"));
 }
 
-Term Formulas::mean(std::string_view name, Term term, size_t dimension) {
+Term Formulas::reduce(std::string_view name, TensorId of, std::string_view function, size_t dimension) {
   const std::string full = fmt::format("{}/{}", parameter_name_, name);
-  const Attributes attributes{{"function", std::string("mean")},
-                              {"dims", Shape{static_cast<int64_t>(dimension)}},
-                              {"keep_dims", int64_t{1}}};
-  return leaf(
-      graph_.output(graph_.add_op("Reduce", full, layer_, {tensor_of(term)}, attributes, Phase::update, {full + ":0"})));
+  const Attributes attributes{
+      {"function", std::string(function)}, {"dims", Shape{static_cast<int64_t>(dimension)}}, {"keep_dims", int64_t{1}}};
+  return leaf(graph_.output(graph_.add_op("Reduce", full, layer_, {of}, attributes, Phase::update, {full + ":0"})));
+}
+
+Term Formulas::mean(std::string_view name, Term term, size_t dimension) {
+  return reduce(name, tensor_of(term), "mean", dimension);
+}
+
+Term Formulas::mean_of_squares(std::string_view name, size_t dimension) {
+  const Term squares = reduce(name, tensors_.gradient, "mean_of_squares", dimension);
+  if (!tensors_.scale.valid()) return squares;
+  const Term scale = leaf(tensors_.scale);
+  return scale * scale * squares;
 }
 
 Term Formulas::root_mean_square(std::string_view name, Term term) {

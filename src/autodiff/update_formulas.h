@@ -49,13 +49,15 @@ class Formulas {
   Term operator[](std::string_view name);  // a factor: a number that comes from outside before every step
   Term state(std::string_view suffix, double first = 0);  // of the parameter's shape
   Term state(std::string_view suffix, const Shape& shape);
-  Term next(Term state, Term formula);                 // of a state
-  void next_behind(Term state, Term formula);          // the same, behind the parameter's, which reads the state's old one
+  Term next(Term state, Term formula);         // of a state
+  void next_behind(Term state, Term formula);  // the same, behind the parameter's, which reads the state's old one
   Term computed(std::string_view name, Term formula);  // once, for several formulas
-  // Of what has been computed, or lies there: the mean along a dimension, which has then one element, and the Euclidean
-  // norm of all elements, over the root of their number.
+  // Of what has been computed, or lies there: the mean along a dimension, which has then one element, and the root of the
+  // mean of all squares.
   Term mean(std::string_view name, Term term, size_t dimension);
   Term root_mean_square(std::string_view name, Term term);
+  // Of the gradient, with its scale.
+  Term mean_of_squares(std::string_view name, size_t dimension);
   TensorId finish(Term formula, Attributes attributes);  // the parameter's next value
 
   const std::vector<std::pair<TensorId, TensorId>>& states() const { return states_; }  // before and after
@@ -66,6 +68,7 @@ class Formulas {
  private:
   Term leaf(TensorId id);
   TensorId tensor_of(Term leaf) const;
+  Term reduce(std::string_view name, TensorId of, std::string_view function, size_t dimension);
   Term unless_waiting(Term old, Term formula);
   TensorId append(std::string_view name, TensorId place, Term formula, Attributes attributes, std::string output);
 

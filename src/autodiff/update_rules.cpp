@@ -248,12 +248,11 @@ std::optional<Factored> factored(const Shape& shape) {
 struct FactoredSquares {
   Term rows, columns, mean_of_rows;
 };
-// The next means of squares. `rest`: what the new ones count; `names`: of the two states.
-FactoredSquares next_squares(Formulas& f, const Factored& by, Term squares, std::string_view rows,
+// The next means of the gradient's squares, to each of which `least` is added, in the two states of these names.
+FactoredSquares next_squares(Formulas& f, const Factored& by, Term least, std::string_view rows,
                              std::string_view columns) {
-  squares = f.computed("squares", squares);
   const auto next = [&](std::string_view name, const Shape& shape, size_t dimension, std::string_view mean) {
-    const Term before = f.state(name, shape), now = f.mean(mean, squares, dimension);
+    const Term before = f.state(name, shape), now = f.mean_of_squares(mean, dimension) + least;
     return f.next(before, before + f["rest"] * (now - before));
   };
   FactoredSquares result;
@@ -284,7 +283,7 @@ Term adafactor(Formulas& f) {
   const Term g = f.gradient(), size = max(f["eps2"], f.root_mean_square("size", f.parameter()));
   Term squares;
   if (const auto by = factored(f.shape())) {
-    const FactoredSquares mean = next_squares(f, *by, g * g, "row_var", "col_var");
+    const FactoredSquares mean = next_squares(f, *by, f.number(0), "row_var", "col_var");
     squares = mean.rows / max(mean.mean_of_rows, f["eps1"]) * mean.columns;
   } else {
     const Term before = f.state("variance");
@@ -312,18 +311,18 @@ Factors fairseq_adafactor_factors(const OptimizerSettings& s, const UpdateMoment
 }
 // As fairseq's, and so Transformers' own.
 Term fairseq_adafactor(Formulas& f) {
-  const Term g = f.gradient(), squares = g * g + f["eps1"];
+  const Term g = f.gradient();
   Term rate = f["learning_rate"];
   if (f.has("scale_parameter"))
     rate = f.computed("relative_rate", rate * max(f["eps2"], f.root_mean_square("size", f.parameter())));
   Term step;
   if (const auto by = factored(f.shape())) {
-    const FactoredSquares mean = next_squares(f, *by, squares, "exp_avg_sq_row", "exp_avg_sq_col");
+    const FactoredSquares mean = next_squares(f, *by, f["eps1"], "exp_avg_sq_row", "exp_avg_sq_col");
     const Term rows = f.computed("rows", sqrt(mean.rows / mean.mean_of_rows));
     step = g / (rows * sqrt(mean.columns));
   } else {
     const Term before = f.state("exp_avg_sq");
-    step = g / sqrt(f.next(before, before + f["rest"] * (squares - before)));
+    step = g / sqrt(f.next(before, before + f["rest"] * (g * g + f["eps1"] - before)));
   }
   step = f.computed("step", step);
   const Term clipped = f.computed("rate", rate / excess(f, step));

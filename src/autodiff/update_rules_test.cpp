@@ -274,7 +274,8 @@ struct AdafactorByHand {
     const double added = fairseq ? s.at("eps1") : 0;
     const auto estimate = [&](size_t i) {
       if (n == 0) return squares[i];
-      const int64_t o = static_cast<int64_t>(i) / (n * m), r = static_cast<int64_t>(i) / m, c = static_cast<int64_t>(i) % m;
+      const int64_t o = static_cast<int64_t>(i) / (n * m), r = static_cast<int64_t>(i) / m,
+                    c = static_cast<int64_t>(i) % m;
       double whole = 0;
       for (int64_t k = 0; k < n; ++k) whole += rows[static_cast<size_t>(o * n + k)] / static_cast<double>(n);
       if (!fairseq) whole = std::max(whole, s.at("eps1"));
@@ -282,7 +283,8 @@ struct AdafactorByHand {
     };
     for (int64_t r = 0; r < outer * n; ++r) {
       double sum = 0;
-      for (int64_t c = 0; c < m; ++c) sum += g[static_cast<size_t>(r * m + c)] * g[static_cast<size_t>(r * m + c)] + added;
+      for (int64_t c = 0; c < m; ++c)
+        sum += g[static_cast<size_t>(r * m + c)] * g[static_cast<size_t>(r * m + c)] + added;
       double& row = rows[static_cast<size_t>(r)];
       row += rest * (sum / static_cast<double>(m) - row);
     }
@@ -313,7 +315,12 @@ TEST(UpdateRules, AdafactorsKnowMatricesByRowsAndColumns) {
   const std::vector<std::pair<std::string, OptimizerSettings>> cases = {
       {"adafactor", {}},
       {"adafactor",
-       {{"weight_decay", 0.1}, {"clip_threshold", 1.5}, {"beta2_decay", -0.5}, {"eps1", 0.3}, {"eps2", 5}, {"maximize", 1}}},
+       {{"weight_decay", 0.1},
+        {"clip_threshold", 1.5},
+        {"beta2_decay", -0.5},
+        {"eps1", 0.3},
+        {"eps2", 5},
+        {"maximize", 1}}},
       {"fairseq_adafactor", {}},
       {"fairseq_adafactor", {{"scale_parameter", 1}, {"relative_step", 1}, {"weight_decay", 0.1}}},
       {"fairseq_adafactor",
@@ -327,7 +334,8 @@ TEST(UpdateRules, AdafactorsKnowMatricesByRowsAndColumns) {
       SCOPED_TRACE(fmt::format("{} with {} settings of {}", name, given.size(), to_string(shape)));
       Updated updated(options, false, shape), scaled(options, true, shape);
       const auto count = static_cast<size_t>(element_count(shape));
-      const int64_t m = shape.size() > 1 ? shape.back() : element_count(shape), n = shape.size() > 1 ? shape.end()[-2] : 0;
+      const int64_t m = shape.size() > 1 ? shape.back() : element_count(shape),
+                    n = shape.size() > 1 ? shape.end()[-2] : 0;
       const int64_t outer = n == 0 ? 1 : element_count(shape) / (n * m);
       AdafactorByHand by_hand{.s = settings,
                               .fairseq = name != "adafactor",
@@ -348,7 +356,8 @@ TEST(UpdateRules, AdafactorsKnowMatricesByRowsAndColumns) {
         EXPECT_EQ(scaled.all(), updated.all());
         by_hand.step(step);
         for (size_t i = 0; i < count; ++i)
-          ASSERT_NEAR(updated.weight(static_cast<int64_t>(i)), by_hand.w[i], 1e-10) << "step " << step << " element " << i;
+          ASSERT_NEAR(updated.weight(static_cast<int64_t>(i)), by_hand.w[i], 1e-10)
+              << "step " << step << " element " << i;
       }
     }
   }
@@ -358,9 +367,7 @@ TEST(UpdateRules, AdafactorsUpdateNoPieces) {
   for (const std::string name : {"adafactor", "fairseq_adafactor"}) {
     EXPECT_TRUE(updates_whole_parameters({.name = name}));
     EXPECT_THAT(error_text(ErrorCode::unsupported,
-                           [&] {
-                             check(OptimizerOptions{.name = name, .ranks = 2, .sharding = {.stage = 1}});
-                           }),
+                           [&] { check(OptimizerOptions{.name = name, .ranks = 2, .sharding = {.stage = 1}}); }),
                 HasSubstr("--zero 0"));
   }
   EXPECT_FALSE(updates_whole_parameters({.name = "adamw"}));

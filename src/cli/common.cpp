@@ -134,7 +134,8 @@ bool CommonFlags::has_paper_layers() const {
 void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--optimizer,--opt", optimizer,
                      fmt::format("{} (default: sgd, and adamw for transformers)", fmt::join(optimizer_names(), ", ")));
-  command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9), rmsprop and fairseq_adafactor (default: 0)")
+  command
+      .add_option("--momentum", momentum, "Momentum of sgd (default: 0.9), rmsprop and fairseq_adafactor (default: 0)")
       ->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
       ->capture_default_str()

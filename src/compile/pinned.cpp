@@ -103,8 +103,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
                                                      const CompileOptions& options, Bytes arena) {
   const Stopwatch watch;
   Network evaluation = network;
-  std::vector<PassReport> passes = run_fusion_passes(
-      evaluation, fusion_for(options.optimizer, fusion_of(training, device, options.fusion)));
+  std::vector<PassReport> passes =
+      run_fusion_passes(evaluation, fusion_for(options.optimizer, fusion_of(training, device, options.fusion)));
   divide_parameters(evaluation, training.sharding, options.optimizer.ranks);
   Graph& graph = evaluation.graph;
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);

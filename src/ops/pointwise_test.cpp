@@ -135,10 +135,11 @@ TEST(Reduce, TakesSumsMeansAndExtremes) {
   EXPECT_THAT(reduce("mean", {1}), ElementsAre(3, -2.0 / 3));
   EXPECT_THAT(reduce("max", {0, 1}), ElementsAre(5));
   EXPECT_THAT(reduce("min", {}), ElementsAre(-4));
+  EXPECT_THAT(reduce("mean_of_squares", {1}), ElementsAre(35.0 / 3, 20.0 / 3));
 }
 
 TEST(Reduce, GradientsAreRight) {
-  for (const char* function : {"sum", "mean", "max", "min"}) {
+  for (const char* function : {"sum", "mean", "max", "min", "mean_of_squares"}) {
     for (const Ints& dims : {Ints{0}, {1}, {2}, {0, 2}, {0, 1, 2}, {}}) {
       for (int64_t keep : {0, 1}) {
         EXPECT_EQ(gradients("Reduce", {{3, 4, 2}},
@@ -168,7 +169,8 @@ TEST(Reduce, SaysWhatIsWrong) {
   const auto says = [](const char* function, Ints dims) {
     return refusal("Reduce", {{{2, 3}, {}}}, {{"function", std::string(function)}, {"dims", std::move(dims)}});
   };
-  EXPECT_THAT(says("median", {0}), HasSubstr("function is 'median'; sum, mean, max or min is expected"));
+  EXPECT_THAT(says("median", {0}),
+              HasSubstr("function is 'median'; sum, mean, max, min or mean_of_squares is expected"));
   EXPECT_THAT(says("sum", {2}), HasSubstr("dims are [2]; each one dimension of 2x3, once, is expected"));
   EXPECT_THAT(says("sum", {-1}), HasSubstr("dims are [-1]"));
   EXPECT_THAT(says("sum", {1, 1}), HasSubstr("dims are [1, 1]"));

@@ -1,4 +1,4 @@
-// Reduce: the sum, mean, largest or smallest element along dimensions. Expand stretches a tensor as numpy does, Cast
+// Reduce: the sum, mean, largest or smallest element along dimensions, or the mean of squares. Expand stretches a tensor as numpy does, Cast
 // changes the dtype. The gradient of a sum is an Expand, that of an Expand a sum; a largest element's gradient is shared
 // by all that are equal to it.
 #include <fmt/format.h>
@@ -20,7 +20,9 @@ ReduceFunction reduce_function(const Attributes& attributes) {
   if (name == "mean") return ReduceFunction::mean;
   if (name == "max") return ReduceFunction::max;
   if (name == "min") return ReduceFunction::min;
-  throw Error(ErrorCode::invalid_input, fmt::format("function is '{}'; sum, mean, max or min is expected", name));
+  if (name == "mean_of_squares") return ReduceFunction::mean_of_squares;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("function is '{}'; sum, mean, max, min or mean_of_squares is expected", name));
 }
 
 std::vector<bool> reduced_dimensions(const Attributes& attributes, const Shape& shape) {
@@ -97,6 +99,9 @@ std::vector<TensorId> gradient_of_reduce(Graph& graph, OpId id, std::span<const 
     return {add("Pointwise", "backward", {x, best, shared}, expression("where(eq(x0,x1),x2,0)"))};
   }
   const int64_t count = element_count(shape) / element_count(kept);
+  if (function == ReduceFunction::mean_of_squares)
+    return {add("Pointwise", "backward", {x, g},
+                expression(fmt::format("mul(div(x0,{}),x1)", 0.5 * static_cast<double>(count))))};
   if (function == ReduceFunction::mean && count > 1)
     g = add("Pointwise", "backward_mean", {g}, expression(fmt::format("div(x0,{})", count)));
   if (shape == kept) return {g};
@@ -115,6 +120,7 @@ void reduce_plainly(const Op& op, std::span<const TensorView> in, std::span<cons
     switch (function) {
       case ReduceFunction::sum:
       case ReduceFunction::mean: result += value; break;
+      case ReduceFunction::mean_of_squares: result += value * value; break;
       case ReduceFunction::max: result = std::isnan(value) || value > result ? value : result; break;
       case ReduceFunction::min: result = std::isnan(value) || value < result ? value : result; break;
     }
@@ -122,7 +128,7 @@ void reduce_plainly(const Op& op, std::span<const TensorView> in, std::span<cons
   const double share = static_cast<double>(count) / static_cast<double>(element_count(shape));
   for_each_element(out[0], [&](int64_t i) {
     const double result = results[static_cast<size_t>(i)];
-    store(out[0], i, function == ReduceFunction::mean ? result * share : result);
+    store(out[0], i, is_mean(function) ? result * share : result);
   });
 }
 

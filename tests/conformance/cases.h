@@ -413,6 +413,25 @@ inline std::vector<Case> update_cases() {
   return cases;
 }
 
+// By what is known of the parameter's rows and columns.
+inline std::vector<Case> factored_update_cases() {
+  std::vector<Case> cases;
+  for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{64, 128}, Shape{10, 84}, Shape{5, 1}}) {
+    Shape rows = shape, columns = shape;
+    rows.back() = 1;
+    columns[shape.size() - 2] = 1;
+    for (const int64_t place : {0, -1}) {
+      cases.push_back({"PointwiseUpdate", fmt::format("{} by rows and columns, place {}", to_string(shape), place),
+                       [=](CaseBuilder& b) {
+                         b.op("PointwiseUpdate",
+                              {b.normal(shape), b.normal(shape), b.uniform(rows, 0.5, 2), b.uniform(columns, 0.5, 2)},
+                              {{"expression", std::string("sub(x0,div(x1,mul(x2,sqrt(x3))))")}, {"place", place}});
+                       }});
+    }
+  }
+  return cases;
+}
+
 inline std::vector<Case> clip_cases() {
   std::vector<Case> cases;
   for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}}) {
@@ -649,7 +668,7 @@ inline std::vector<Case> reduce_cases() {
       {{}, {{}}}};
   for (const auto& [shape, all] : sizes) {
     for (const Integers& dims : all) {
-      for (const std::string function : {"sum", "mean", "max", "min"}) {
+      for (const std::string function : {"sum", "mean", "max", "min", "mean_of_squares"}) {
         for (const int64_t keep : {0, 1}) {
           cases.push_back(
               {"Reduce",
@@ -673,12 +692,31 @@ inline std::vector<Case> reduce_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family : {convolution_cases, fully_connected_cases, pool_cases,      elementwise_cases,
-                      batch_norm_cases,  other_image_cases,     loss_cases,      update_cases,
-                      clip_cases,        accumulation_cases,    pointwise_cases, reduce_cases,
-                      move_cases,        resize_cases,          take_cases,      lookup_cases,
-                      sort_cases,        cumulative_sum_cases,  norm_cases,      rotary_cases,
-                      matmul_cases,      softmax_cases,         attention_cases, recurrent_cases}) {
+  for (auto family : {convolution_cases,
+                      fully_connected_cases,
+                      pool_cases,
+                      elementwise_cases,
+                      batch_norm_cases,
+                      other_image_cases,
+                      loss_cases,
+                      update_cases,
+                      factored_update_cases,
+                      clip_cases,
+                      accumulation_cases,
+                      pointwise_cases,
+                      reduce_cases,
+                      move_cases,
+                      resize_cases,
+                      take_cases,
+                      lookup_cases,
+                      sort_cases,
+                      cumulative_sum_cases,
+                      norm_cases,
+                      rotary_cases,
+                      matmul_cases,
+                      softmax_cases,
+                      attention_cases,
+                      recurrent_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

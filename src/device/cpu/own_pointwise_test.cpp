@@ -204,7 +204,7 @@ TEST(OwnReduce, IsTheReference) {
       {{}, {{}}}};
   for (const auto& [shape, all] : cases) {
     for (const Ints& dims : all) {
-      for (const char* function : {"sum", "mean", "max", "min"}) {
+      for (const char* function : {"sum", "mean", "max", "min", "mean_of_squares"}) {
         for (const int64_t keep : {0, 1}) {
           if (keep == 1 && function != std::string("mean")) continue;
           expect_like_reference(

@@ -29,17 +29,25 @@ PLIMSOLL_INLINE f32x16 load_converted(const float* from, int64_t count) {
 }
 
 // How two results become one. What is not a number wins.
-struct SumOf {
+struct Elements {  // as they are
+  PLIMSOLL_INLINE static f32x16 taken(f32x16 x) { return x; }
+  static double taken(double x) { return x; }
+};
+struct SumOf : Elements {
   static constexpr float kStart = 0;
   PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return a + b; }
   static double join(double a, double b) { return a + b; }
 };
-struct LargestOf {
+struct SumOfSquares : SumOf {
+  PLIMSOLL_INLINE static f32x16 taken(f32x16 x) { return x * x; }
+  static double taken(double x) { return x * x; }
+};
+struct LargestOf : Elements {
   static constexpr float kStart = -__builtin_inff();
   PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return choose((b > a) | (b != b), b, a); }
   static double join(double a, double b) { return b > a || b != b ? b : a; }
 };
-struct SmallestOf {
+struct SmallestOf : Elements {
   static constexpr float kStart = __builtin_inff();
   PLIMSOLL_INLINE static f32x16 join(f32x16 a, f32x16 b) { return choose((b < a) | (b != b), b, a); }
   static double join(double a, double b) { return b < a || b != b ? b : a; }
@@ -58,18 +66,18 @@ double join_row(const T* x, int64_t count) {
     f32x16 a = splat(Join::kStart), b = a, c = a, d = a;
     int64_t i = begin;
     for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
-      a = Join::join(a, load_converted(x + i, kLanes));
-      b = Join::join(b, load_converted(x + i + kLanes, kLanes));
-      c = Join::join(c, load_converted(x + i + 2 * kLanes, kLanes));
-      d = Join::join(d, load_converted(x + i + 3 * kLanes, kLanes));
+      a = Join::join(a, Join::taken(load_converted(x + i, kLanes)));
+      b = Join::join(b, Join::taken(load_converted(x + i + kLanes, kLanes)));
+      c = Join::join(c, Join::taken(load_converted(x + i + 2 * kLanes, kLanes)));
+      d = Join::join(d, Join::taken(load_converted(x + i + 3 * kLanes, kLanes)));
     }
-    for (; i + kLanes <= end; i += kLanes) a = Join::join(a, load_converted(x + i, kLanes));
+    for (; i + kLanes <= end; i += kLanes) a = Join::join(a, Join::taken(load_converted(x + i, kLanes)));
     a = Join::join(Join::join(a, b), Join::join(c, d));
     float lanes[kLanes];
     store(lanes, a);
     double piece = static_cast<double>(Join::kStart);
     for (float lane : lanes) piece = Join::join(piece, static_cast<double>(lane));
-    for (; i < end; ++i) piece = Join::join(piece, static_cast<double>(x[i]));
+    for (; i < end; ++i) piece = Join::join(piece, Join::taken(static_cast<double>(x[i])));
     result = Join::join(result, piece);
   }
   return result;
@@ -97,7 +105,7 @@ class ReduceKernel final : public OwnKernel {
     lay_out(op, x, y);
     results_ = element_count(y.shape);
     in_blocks_ = results_ > 1 && may_lie_in_blocks(x, y);
-    share_ = function_ == ReduceFunction::mean ? 1.0 / static_cast<double>(element_count(x.shape) / results_) : 1;
+    share_ = is_mean(function_) ? 1.0 / static_cast<double>(element_count(x.shape) / results_) : 1;
     choose_division();
   }
 
@@ -191,6 +199,7 @@ class ReduceKernel final : public OwnKernel {
       case ReduceFunction::mean: return run_by<SumOf, T>();
       case ReduceFunction::max: return run_by<LargestOf, T>();
       case ReduceFunction::min: return run_by<SmallestOf, T>();
+      case ReduceFunction::mean_of_squares: return run_by<SumOfSquares, T>();
     }
   }
   template <class Join, class T>
@@ -254,8 +263,8 @@ class ReduceKernel final : public OwnKernel {
         const T* const row = from + walk.offset();
         int64_t i = 0;
         for (; i + kLanes <= count; i += kLanes)
-          store(some + i, Join::join(load(some + i), load_converted(row + i, kLanes)));
-        if (i < count) store(some + i, Join::join(load(some + i), load_converted(row + i, count - i)));
+          store(some + i, Join::join(load(some + i), Join::taken(load_converted(row + i, kLanes))));
+        if (i < count) store(some + i, Join::join(load(some + i), Join::taken(load_converted(row + i, count - i))));
       }
       for (int64_t i = 0; i < count; ++i) all[i] = Join::join(all[i], static_cast<double>(some[i]));
     }

@@ -230,15 +230,16 @@ class ReduceOnCuda final : public CudaKernel {
     const Walked elements = walk_together(op, x.shape, summed, {from});
     source_.dtype = number_of(op, x);
     const ReduceFunction function = reduce_function(op.attributes);
-    source_.by = function == ReduceFunction::max   ? ReduceBy::max
-                 : function == ReduceFunction::min ? ReduceBy::min
-                                                   : ReduceBy::sum;
+    source_.by = function == ReduceFunction::max               ? ReduceBy::max
+                 : function == ReduceFunction::min             ? ReduceBy::min
+                 : function == ReduceFunction::mean_of_squares ? ReduceBy::sum_of_squares
+                                                               : ReduceBy::sum;
     source_.kept = results.sizes, source_.kept_steps = results.steps[0];
     to_ = results.steps[1];
     source_.summed = elements.sizes, source_.summed_steps = elements.steps[0];
     results_ = element_count(y.shape);
     source_.elements = element_count(x.shape) / results_;
-    share_ = function == ReduceFunction::mean ? 1.0 / static_cast<double>(source_.elements) : 1;
+    share_ = is_mean(function) ? 1.0 / static_cast<double>(source_.elements) : 1;
     // Neighbours in memory are of one result, and there are enough of them for a block.
     rows_ = !order.empty() && reduced[innermost(x, order)] && source_.elements >= kBlock / 4;
     if (rows_) return;

@@ -282,14 +282,17 @@ struct CastElements {
   }
 };
 
-enum class ReduceBy : int32_t { sum, max, min };
+enum class ReduceBy : int32_t { sum, max, min, sum_of_squares };
+PLIMSOLL_BODY bool is_sum(ReduceBy by) { return by == ReduceBy::sum || by == ReduceBy::sum_of_squares; }
 PLIMSOLL_BODY double reduce_start(ReduceBy by) {
   constexpr double infinity = HUGE_VAL;
-  return by == ReduceBy::sum ? 0 : by == ReduceBy::max ? -infinity : infinity;
+  return is_sum(by) ? 0 : by == ReduceBy::max ? -infinity : infinity;
 }
+// What an element counts.
+PLIMSOLL_BODY double taken(ReduceBy by, double x) { return by == ReduceBy::sum_of_squares ? x * x : x; }
 // What is not a number wins.
 PLIMSOLL_BODY double reduced(ReduceBy by, double a, double b) {
-  if (by == ReduceBy::sum) return a + b;
+  if (is_sum(by)) return a + b;
   if (a != a || b != b) return a + b;
   return (by == ReduceBy::max) == (a > b) ? a : b;
 }
@@ -311,7 +314,8 @@ struct ReduceSource {
     const int64_t at = walked_to(kept, kept_steps, result);
     double value = reduce_start(by);
     for (int64_t e = first; e < end; e += by_steps)
-      value = reduced(by, value, static_cast<double>(read_number(x, dtype, at + walked_to(summed, summed_steps, e))));
+      value = reduced(by, value,
+                      taken(by, static_cast<double>(read_number(x, dtype, at + walked_to(summed, summed_steps, e)))));
     return value;
   }
 };
@@ -355,7 +359,8 @@ struct ReducePieces {
     for (int k = 0; k < 4; ++k) value[k] = reduce_start(source.by);
     for_indices(first, end, 1, [&](int64_t e) {
       const Four here = load_four(from + walked_to(source.summed, source.summed_steps, e));
-      for (int k = 0; k < 4; ++k) value[k] = reduced(source.by, value[k], static_cast<double>(here.v[k]));
+      for (int k = 0; k < 4; ++k)
+        value[k] = reduced(source.by, value[k], taken(source.by, static_cast<double>(here.v[k])));
     });
     for (int k = 0; k < 4; ++k) pieces[i + k] = value[k];
   }
