@@ -14,7 +14,7 @@ import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-NAMED = ("peers", "transformers", "concurrency", "operations")  # of which another machine's results may stand beside: bench.py --name
+NAMED = ("peers", "transformers", "concurrency", "operations", "roofline")  # of which another machine's results may stand beside: bench.py --name
 
 
 def spread(values):
@@ -56,7 +56,9 @@ class Results:
         beside.replace(path)
 
     def beside(self, bench):
-        return Results.read(bench, self.folder)
+        """Of the same machine, where this one's stand beside another's (NAMED)."""
+        of_machine = self.bench.partition("-")[2] if self.bench.split("-")[0] in NAMED and bench in NAMED else ""
+        return Results.read(f"{bench}-{of_machine}" if of_machine else bench, self.folder)
 
     def runs(self):
         """Each run once, the newest first."""

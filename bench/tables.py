@@ -494,7 +494,7 @@ def roofline(r):
     return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({max(p['gflops'] for p in peaks):.0f} GFLOP/s on all cores, a quarter "
             f"of them where the kernel is Winograd's), or what it must read and write at the rate of reading ({max(p['read_gb_per_s'] for p in peaks):.1f} GB/s), whichever is "
             "longer; but no more than it took, where its operands still lay in a cache. It is a bound that no library reaches: transforms, packing and the ends of loops are "
-            "not in it. The last column says by how much such a step would beat PyTorch's fastest of the first table.\n\n"
+            "not in it. The last column says by how much such a step would beat PyTorch's fastest of the table of images per second.\n\n"
             + table(("network", "batch", "a step, ms", "at the peak, ms", "reached", "Winograd, peak of measured", "other convolutions", "the rest", "PyTorch's fastest, ms",
                      "at the peak against it"), rows))
 
