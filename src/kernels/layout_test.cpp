@@ -280,6 +280,28 @@ TEST(Layouts, AParameterHasTheLayoutThatItsForwardKernelWantsAndItsMomentumToo) 
   EXPECT_EQ(net.graph.op(reorder.forward).name, "conv1");
 }
 
+// An update that reads something stretched over its parameter has a say in how that lies.
+TEST(Layouts, AParameterLiesAsItsUpdateWantsWhereSomethingIsStretchedOverIt) {
+  for (const bool stretched : {false, true}) {
+    register_test_ops();
+    Graph graph;
+    const TensorId x = graph.add_source("data", {2, 32, 4, 4}, DType::f32, Role::input);
+    const TensorId dw = graph.add_source("dw", {32, 32, 3, 3}, DType::f32, Role::input);
+    const TensorId w = graph.add_source("w", {32, 32, 3, 3}, DType::f32, Role::parameter);
+    const TensorId rows = graph.add_source("rows", {32, 32, 3, stretched ? 1 : 3}, DType::f32, Role::optimizer_state);
+    const TensorId y = graph.output(graph.add_op("TestConv", "conv", "conv", {x, w}));
+    const OpId update = graph.add_op("TestUpdate", "update", "conv", {w, dw, rows}, {}, Phase::update);
+    for (State& state : graph.states) state.after = graph.output(update, state.before == w ? 0 : 1);
+    graph.outputs = {y};
+    const Graph before = graph;
+    const FakeDevice device(cpu_like);
+    const LayoutResult result = choose_layouts(graph, device, CostTable{}, {.family = LayoutFamily::blocked});
+    expect_laid_out(before, graph, device, result);
+    EXPECT_EQ(graph.tensor(w).layout, stretched ? kPlain : kWeights);
+    EXPECT_EQ(reorders_of(graph, w), stretched ? 1 : 0) << "for the convolution";
+  }
+}
+
 TEST(Layouts, AnOutputOfTheGraphKeepsItsIdAndIsPlain) {
   register_test_ops();
   Graph graph;

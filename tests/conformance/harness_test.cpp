@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cost/signature.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::conformance {
@@ -365,13 +366,13 @@ std::vector<KernelSpec> with_real_layouts(const Subject& subject, const KernelSp
   for (const Layout& choice : choices) {
     KernelSpec real = spec;
     bool used = false;
-    auto replace = [&](Layout& layout, TensorId id) {
-      if (layout != kAnyLayout && !(update && subject.graph.tensor(id).shape == shape)) return;
+    auto replace = [&](Layout& layout, size_t position) {
+      if (!layout_is_open(subject.graph, op, spec, position)) return;
       layout = choice;
       used = true;
     };
-    for (size_t i = 0; i < op.inputs.size(); ++i) replace(real.inputs.at(i), op.inputs[i]);
-    for (size_t i = 0; i < op.outputs.size(); ++i) replace(real.outputs.at(i), op.outputs[i]);
+    for (size_t i = 0; i < op.inputs.size(); ++i) replace(real.inputs.at(i), i);
+    for (size_t i = 0; i < op.outputs.size(); ++i) replace(real.outputs.at(i), op.inputs.size() + i);
     result.push_back(std::move(real));
     if (!used) break;
   }

@@ -84,7 +84,15 @@ Walked walk_together(const Op& op, const Shape& shape, const std::vector<size_t>
 
 bool lies_as(const Tensor& x, const Tensor& y) { return x.shape == y.shape && x.dtype == DType::f32; }
 
-// An update runs over its storage, however that is laid out: what is not of the parameter's shape is a number.
+// Whether all that is not of the result's shape is a number.
+bool has_numbers_beside(const Graph& graph, const Op& op) {
+  const Tensor& y = graph.tensor(op.outputs[0]);
+  return std::ranges::all_of(op.inputs, [&](TensorId id) {
+    return lies_as(graph.tensor(id), y) || element_count(graph.tensor(id).shape) == 1;
+  });
+}
+
+// An update with nothing but numbers beside runs over its storage, however that is laid out.
 Tensor storage_of(const Tensor& tensor) {
   Tensor storage = tensor;
   storage.shape = {storage_elements(tensor.shape, tensor.layout)};
@@ -96,13 +104,13 @@ class PointwiseOnCuda final : public CudaKernel {
  public:
   PointwiseOnCuda(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
     const Tensor& result = graph.tensor(op.outputs[0]);
-    const Tensor y = op.type->changes_state ? storage_of(result) : result;
+    const bool by_storage = op.type->changes_state && has_numbers_beside(graph, op);
+    const Tensor y = by_storage ? storage_of(result) : result;
     std::vector<std::vector<int64_t>> steps;
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
       if (lies_as(x, result)) continue;
-      if (x.shape.size() > y.shape.size()) refuse(op, fmt::format("'{}' is no number", x.name));
-      steps.push_back(stretched_steps(op, x, y));
+      steps.push_back(by_storage ? std::vector<int64_t>{0} : stretched_steps(op, x, y));
     }
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
@@ -147,7 +155,8 @@ bool lies_the_same(const Shape& shape, LayoutFamily family) {
 
 std::vector<KernelSpec> pointwise_cuda_specs(const Context&, const Graph& graph, const Op& op, LayoutFamily family) {
   const Tensor& y = graph.tensor(op.outputs[0]);
-  const Layout own = family == LayoutFamily::blocked ? Layout{} : kAnyLayout;
+  const bool plain = family == LayoutFamily::blocked || (op.type->changes_state && !has_numbers_beside(graph, op));
+  const Layout own = plain ? Layout{} : kAnyLayout;
   KernelSpec spec{.name = "own", .inputs = {}, .outputs = {own}, .workspace = {}};
   for (TensorId id : op.inputs) {
     const Tensor& x = graph.tensor(id);
