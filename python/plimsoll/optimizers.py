@@ -44,7 +44,7 @@ NUMBERS = ("step", "mu_product")
 _NUMBERS_OF_CORE = ("dampening", "alpha", "beta2_decay", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
 _FORMS = ("maximize", "amsgrad", "centered", "decoupled_weight_decay", "scale_parameter", "relative_step", "warmup_init")
 #: What the core's own update of SGD and Adam does not know.
-#: Other names of settings, and two of one.
+#: Other names of settings.
 _CORE_NAMES = {"d": "clip_threshold", "decay_rate": "beta2_decay"}
 #: Optimizers that do not count their updates.
 UNCOUNTED = ("sgd", "lion")
@@ -106,6 +106,8 @@ def _settings(kind: str, group: Mapping[str, Any], number: int, formulas: bool) 
     for name in _REFUSED:
         if group.get(name):
             raise ValueError(f"parameter group {number}: {name}={group[name]} is not supported; leave it at False")
+    if kind.endswith("adafactor") and any(parameter.is_complex() for parameter in group["params"]):
+        raise ValueError(f"parameter group {number}: Adafactor has no updates of complex parameters; choose another optimizer")
     if kind == "lion" and (group.get("caution") or group.get("corrected_weight_decay") or group.get("cautious_factor", 1) != 1):
         raise ValueError(f"parameter group {number}: a cautious Lion (caution, cautious_factor below 1) and corrected_weight_decay are not supported; leave them out")
     result: dict[str, Any] = {"weight_decay": float(group["weight_decay"])}
@@ -144,6 +146,8 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     Parameters that need no gradient are left out, as PyTorch leaves them alone.
     """
     kind, formulas = kind_of(optimizer), by_formulas(optimizer)
+    if getattr(optimizer, "decoupled_wd", False):
+        raise ValueError("Lion(decoupled_weight_decay=True) is not supported; leave it out, and give weight_decay divided by the first learning rate")
     result = []
     most = updates_made(optimizer)
     for number, group in enumerate(optimizer.param_groups):

@@ -153,7 +153,6 @@ Term sqrt(Term a) { return a.of->call(Function::sqrt, a); }
 Term sign(Term a) { return a.of->call(Function::sign, a); }
 Term abs(Term a) { return a.of->call(Function::abs, a); }
 Term max(Term a, Term b) { return a.of->call(Function::max, a, b); }
-Term min(Term a, Term b) { return a.of->call(Function::min, a, b); }
 Term where(Term condition, Term yes, Term no) { return yes.of->call(Function::where, condition, yes, no); }
 
 std::string factor_name(std::string_view learning_rate, std::string_view factor) {

@@ -93,7 +93,6 @@ Term sqrt(Term a);
 Term abs(Term a);
 Term sign(Term a);
 Term max(Term a, Term b);
-Term min(Term a, Term b);
 Term where(Term condition, Term yes, Term no);
 
 // The input that a factor comes from, by the name of the group's learning rate: "learning_rate.1/alpha".
