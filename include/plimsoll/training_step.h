@@ -76,6 +76,7 @@ struct GroupUpdate {
   OptimizerSettings settings;
   int64_t behind = 0;  // ParameterGroup
   double mu_product = -1;
+  bool is_empty = false;  // no update is of this group: its parameters are frozen, or no gradient reaches them
 };
 
 class TrainingStep {

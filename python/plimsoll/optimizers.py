@@ -41,7 +41,7 @@ _MEANS = {"row_var": (1, True), "col_var": (2, True), "exp_avg_sq_row": (1, Fals
 NUMBERS = ("step", "mu_product")
 
 #: Settings that the core has by PyTorch's name; of yes and no the step is compiled with what they are.
-_NUMBERS_OF_CORE = ("dampening", "alpha", "beta2_decay", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
+_NUMBERS_OF_CORE = ("dampening", "alpha", "beta2_decay", "clip_threshold", "momentum", "lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
 _FORMS = ("maximize", "amsgrad", "centered", "decoupled_weight_decay", "scale_parameter", "relative_step", "warmup_init")
 #: What the core's own update of SGD and Adam does not know.
 #: Other names of settings.

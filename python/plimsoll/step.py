@@ -892,8 +892,9 @@ class Step:
             if self._kind not in optimizers.UNCOUNTED:
                 number = made - (group.behind if group else 0)
                 state["step"] = optimizers.number_as_theirs(self._optimizer, number)
-            if self._kind == "fairseq_adafactor":
-                state.setdefault("RMS", 0)  # theirs, which every update makes anew
+            if self._kind == "fairseq_adafactor":  # of the parameter as it is now, which the next update makes anew
+                values = self._core.state(name)
+                state["RMS"] = torch.tensor(float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))), dtype=torch.float32)
             if group and (product := optimizers.mu_product(group, made)) is not None:
                 state["mu_product"] = torch.tensor(product)
 

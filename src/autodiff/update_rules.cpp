@@ -21,8 +21,8 @@ constexpr SettingOfOptimizers kSettings[] = {
     {"alpha", "Smoothing constant of rmsprop", 1},
     {"centered", "rmsprop: divide by the deviation of the gradients, not by their size", 1, true},
     {"rho", "Smoothing constant of adadelta", 1},
-    {"beta1", "The first of the Adams' and lion's betas", 1},
-    {"beta2", "The second of the Adams' and lion's betas", 1},
+    {"beta1", "The first of the Adams' and lion's betas", 1, false, 0, true},
+    {"beta2", "The second of the Adams' and lion's betas", 1, false, 0, true},
     {"eps", "Added to what is divided by"},
     {"amsgrad", "adam, adamw: never divide by less than before", 1, true},
     {"lr_decay", "adagrad: what the learning rate decays by"},
@@ -451,14 +451,22 @@ void check_settings(const OptimizerOptions& options) {
                   fmt::format("{} is no setting of {}; it has {}", flag(name), rule.name, fmt::join(flags, ", ")));
     }
     const SettingOfOptimizers& setting = setting_of_optimizers(name);
-    if (!(value >= setting.least && value <= setting.most)) {
-      throw Error(ErrorCode::invalid_input, fmt::format("{} {}: a number from {} to {} is expected", flag(name), value,
-                                                        setting.least, setting.most));
+    if (!(value >= setting.least && value <= setting.most) || (setting.is_below && value == setting.most)) {
+      throw Error(ErrorCode::invalid_input, fmt::format("{} {}: a number from {} to {}{} is expected", flag(name), value, setting.least,
+                                                        setting.is_below ? "below " : "", setting.most));
     }
   }
-  if (!goes_by_rule(options) || !rule.has("dampening")) return;
+  for (const auto& [name, value] : {std::pair{"beta1", options.beta1}, {"beta2", options.beta2}}) {
+    if (is_adam(options.name) && !(value >= 0 && value < 1)) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} {}: a number from 0 to below 1 is expected", flag(name), value));
+    }
+  }
+  if (!goes_by_rule(options)) return;
   const OptimizerSettings settings = all_settings(options);
-  const auto is_on = [&](std::string_view name) { return settings.find(name)->second != 0; };
+  const auto is_on = [&](std::string_view name) { return rule.has(name) && settings.find(name)->second != 0; };
+  if (is_on("warmup_init") && !is_on("relative_step"))
+    throw Error(ErrorCode::invalid_input, "--warmup-init needs --relative-step; add it, or leave --warmup-init out");
   if (is_on("nesterov") && is_on("dampening"))
     throw Error(ErrorCode::invalid_input, "--nesterov has no --dampening; leave one of them out");
 }

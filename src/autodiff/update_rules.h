@@ -21,6 +21,7 @@ struct SettingOfOptimizers {
   double most = 1e9;
   bool is_form = false;  // yes or no; it says which formulas there are, so a step is compiled with it
   double least = 0;
+  bool is_below = false;  // `most`, which it is at most else
 };
 std::span<const SettingOfOptimizers> settings_of_optimizers();
 const SettingOfOptimizers& setting_of_optimizers(std::string_view name);

@@ -448,6 +448,21 @@ TEST(UpdateRules, TellWhichSettingsThereAre) {
                          check_settings({.name = "sgd", .nesterov = true, .settings = {{"dampening", 0.5}}});
                        }),
             "--nesterov has no --dampening; leave one of them out");
+  EXPECT_EQ(error_text(ErrorCode::invalid_input,
+                       [] {
+                         check_settings({.name = "nadam", .settings = {{"beta1", 1}}});
+                       }),
+            "--beta1 1: a number from 0 to below 1 is expected");
+  EXPECT_EQ(error_text(ErrorCode::invalid_input,
+                       [] {
+                         check_settings({.name = "adafactor", .settings = {{"beta2_decay", 0.5}}});
+                       }),
+            "--beta2-decay 0.5: a number from -1000000000 to 0 is expected");
+  EXPECT_THAT(error_text(ErrorCode::invalid_input,
+                         [] {
+                           check_settings({.name = "fairseq_adafactor", .settings = {{"warmup_init", 1}}});
+                         }),
+              HasSubstr("--relative-step"));
 }
 
 TEST(UpdateRules, EverySettingIsKnown) {

@@ -286,6 +286,16 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.optimizer = flags.optimizer_options();
   options.schedule = flags.schedule;
   options.schedule.lr = flags.lr > 0 ? flags.lr : default_lr(options.optimizer.name);
+  const auto relative = options.optimizer.settings.find("relative_step");
+  if (relative != options.optimizer.settings.end() && relative->second != 0) {
+    for (const char* flag : {"--lr", "--sched", "--warmup-epochs"}) {
+      if (command.count(flag) == 0) continue;
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} has no effect with --relative-step, by which the learning rate follows from the number of "
+                              "the step; leave one of them out",
+                              flag));
+    }
+  }
   options.seed = flags.seed;
   options.exact = flags.exact;
   options.workspace = flags.workspace_bytes();

@@ -16,6 +16,7 @@
 #include "passes/passes.h"
 #include "passes/pointwise.h"
 #include "passes/pointwise_linear.h"
+#include "passes/pooled_relu.h"
 #include "passes/rebuilder.h"
 #include "passes/rms_norm.h"
 #include "passes/rotary.h"
@@ -218,6 +219,7 @@ std::vector<std::string_view> fusion_pass_names() {
   names.push_back(kSplitPass);
   names.push_back(kSparseEmbeddingPass);
   names.push_back(kSliceGradientsPass);
+  names.push_back(kPooledReluPass);
   return names;
 }
 
@@ -280,6 +282,9 @@ std::vector<PassReport> run_training_passes(Network& training, const FusionOptio
   }
   if (is_on(kSliceGradientsPass)) {
     reports.push_back(run_pass(training, kSliceGradientsPass, [&] { return join_slice_gradients(training); }));
+  }
+  if (is_on(kPooledReluPass)) {
+    reports.push_back(run_pass(training, kPooledReluPass, [&] { return pass_relu_gradients_before_pools(training); }));
   }
   if (is_on(kPointwisePass)) {
     reports.push_back(

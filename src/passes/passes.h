@@ -19,7 +19,8 @@ std::vector<std::string_view> fusion_pass_names();
 inline constexpr std::string_view kRotaryPass = "fuse_rotary", kPointwiseLinearPass = "fuse_pointwise_linear",
                                   kLinearLossPass = "fuse_linear_cross_entropy",
                                   kSparseEmbeddingPass = "sparse_embedding_gradients",
-                                  kSliceGradientsPass = "join_slice_gradients", kRmsNormPass = "fuse_rms_norm";
+                                  kSliceGradientsPass = "join_slice_gradients", kRmsNormPass = "fuse_rms_norm",
+                                  kPooledReluPass = "relu_gradients_before_pools";
 bool runs_wide_layers_by_rows(const Op& op);  // what kPointwiseLinearPass makes
 
 // What several ranks change in a forward network, after what is fused there and before autodiff: with
@@ -30,7 +31,8 @@ std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions
 // What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off, and
 // the two ops of a loss that makes logits, unless "fuse_linear_cross_entropy" is; and what reads the gradient of an embedding
 // with what makes it, unless "sparse_embedding_gradients" is; and the gradients of slices that make up a whole, unless
-// "join_slice_gradients" is.
+// "join_slice_gradients" is; and gradients go through a ReLU before they go through the pool behind it, unless
+// "relu_gradients_before_pools" is off.
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 
 // Puts a piece of each parameter that is divided among the ranks in its place among the states, and gathers it where it is

@@ -291,8 +291,9 @@ void check_ranges(const TrainingState& s) {
   const auto whole = [](std::string_view path, int64_t value, int64_t most) {
     if (value > most) wrong(path, fmt::format("a whole number up to {}, not {}", most, value));
   };
-  const auto number = [](std::string_view path, double value, double most) {
-    if (!(value >= 0 && value <= most)) wrong(path, fmt::format("a number from 0 to {}, not {}", most, value));
+  const auto number = [](std::string_view path, double value, double most, double least = 0) {
+    if (!(value >= least && value <= most))
+      wrong(path, fmt::format("a number from {} to {}, not {}", least, most, value));
   };
   constexpr int64_t kMostSteps = int64_t{1} << 40, kMostBatch = int64_t{1} << 24;
   whole("step", s.step, kMostSteps);
@@ -322,7 +323,7 @@ void check_ranges(const TrainingState& s) {
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
   whole("settings.zero_stage", s.settings.zero_stage, kMostShardingStage);
-  for (const auto& [name, value] : s.optimizer.settings) number(fmt::format("optimizer.settings.{}", name), value, 1e9);
+  for (const auto& [name, value] : s.optimizer.settings) number(fmt::format("optimizer.settings.{}", name), value, 1e9, -1e9);  // each has a range of its own
   if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
   whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }

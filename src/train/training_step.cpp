@@ -102,7 +102,10 @@ void TrainingStep::find_tensors() {
   for (size_t i = 0; i < learning_rates_.size() && !set_before; ++i) {
     GroupUpdate& group = groups_.emplace_back();
     read_rule(graph, learning_rates_[i], group);
-    if (group.rule == nullptr) group.values = compiled_settings(graph, learning_rates_[i]);
+    if (group.rule != nullptr) continue;
+    group.values = compiled_settings(graph, learning_rates_[i]);
+    group.is_empty = std::ranges::none_of(
+        graph.ops(), [&](const Op& op) { return std::ranges::find(op.inputs, learning_rates_[i]) != op.inputs.end(); });
   }
   factors_.clear();
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -299,6 +302,7 @@ double TrainingStep::finish() {
 }
 
 void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
+  if (group < groups_.size() && groups_[group].is_empty) return;
   if (group >= groups_.size() || (groups_[group].rule == nullptr && groups_[group].values.size() == 1)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the step was compiled without a group {} of its own settings", group));
