@@ -261,7 +261,7 @@ def test_groups_may_have_formulas_of_their_own():
 
 
 @pytest.mark.parametrize("given", [dict(lr=1e-3, scale_parameter=False, relative_step=False), dict(), dict(warmup_init=True, weight_decay=0.1),
-                                   dict(lr=1e-3, relative_step=False, beta1=0.9, clip_threshold=0.8)])
+                                   dict(lr=1e-3, relative_step=False, beta1=0.9), dict(clip_threshold=0.3, decay_rate=-0.5, eps=(1e-12, 1e-2)), dict(clip_threshold=3.0)])
 def test_adafactor_of_transformers(given):
     kind = pytest.importorskip("transformers.optimization").Adafactor
     models = network(), network()
@@ -277,6 +277,27 @@ def test_adafactor_of_transformers(given):
     # On by PyTorch alone, from what the step has left.
     del step
     assert train_beside(models[0], optimizers[0], 2, 6) == pytest.approx(train_beside(models[1], optimizers[1], 2, 6), rel=5e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH])
+def test_groups_of_which_nothing_is_trained(name):
+    """One is frozen, as LoRA does with biases; of another no gradient reaches the parameter, which is found behind the others."""
+    kind, given = ALL[name]
+
+    def grouped():
+        model = network()
+        model.unused = torch.nn.Parameter(torch.ones(3))
+        weights, rest = ([p for p in model.parameters() if p is not model.unused and (p.dim() > 1) == large] for large in (True, False))
+        for parameter in rest:
+            parameter.requires_grad_(False)
+        return model, kind([{"params": rest, "lr": given["lr"] / 2}, {"params": weights}, {"params": [model.unused]}], **given)
+
+    (mine, my_optimizer), (other, its_optimizer) = grouped(), grouped()
+    for model, optimizer in ((mine, my_optimizer), (other, its_optimizer)):
+        train_beside(model, optimizer, 2)
+    step = compiled(mine, my_optimizer)
+    for i in range(2, 5):
+        assert step(batch(i)) == pytest.approx(train_beside(other, its_optimizer, 1, i)[0], rel=5e-4)
 
 
 def test_a_cautious_lion_is_refused():
