@@ -144,14 +144,15 @@ std::vector<Saved> saved_plans(const Device& device) {
   tight.model = "lenet";
   tight.input = {.batch = 8};
   CompileOptions with_tiers{.policy = "auto", .tiers = some_tiers()};
-  tight.memory = {std::get<Program>(
-                      compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"}))
-                      .plan->arena.count *
-                  7 / 10};
+  const int64_t whole = std::get<Program>(compile_training(build_model("lenet", tight.input), device, CostTable{},
+                                                           {.policy = "liveness"}))
+                            .plan->arena.count;
+  tight.memory = {whole * 7 / 10};
   plans.push_back(compiled("tight", device, tight, with_tiers));
   PlanRequest again = tight;
+  again.memory = {whole * 95 / 100};
+  plans.push_back(compiled("recomputing", device, again, {.policy = "dtr"}));
   again.memory = {INT64_MAX};
-  plans.push_back(compiled("recomputing", device, again, {.policy = "mxnet:recompute=sublinear"}));
   plans.push_back(compiled("whole", device, again, {.policy = "liveness"}));
   const CompileOptions in_parts{.policy = "liveness",
                                 .family = plans.back().program.family,

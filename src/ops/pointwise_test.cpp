@@ -135,7 +135,7 @@ TEST(Reduce, TakesSumsMeansAndExtremes) {
   EXPECT_THAT(reduce("mean", {1}), ElementsAre(3, -2.0 / 3));
   EXPECT_THAT(reduce("max", {0, 1}), ElementsAre(5));
   EXPECT_THAT(reduce("min", {}), ElementsAre(-4));
-  EXPECT_THAT(reduce("mean_of_squares", {1}), ElementsAre(35.0 / 3, 20.0 / 3));
+  EXPECT_THAT(reduce("mean_of_squares", {0}), ElementsAre(8.5, 12.5, 6.5));
 }
 
 TEST(Reduce, GradientsAreRight) {

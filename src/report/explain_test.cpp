@@ -41,9 +41,9 @@ TEST_F(Explain, ASplitWeightIsKnownByTheNameOfTheWhole) {
 }
 
 TEST_F(Explain, AnActivationTellsWhichReaderKeepsIt) {
-  EXPECT_THAT(of("relu1/y"), AllOf(HasSubstr("activation"), HasSubstr("made by"),
+  EXPECT_THAT(of("relu3/y"), AllOf(HasSubstr("activation"), HasSubstr("made by"),
                                    HasSubstr("which is in the backward pass"), HasSubstr("at the peak")));
-  EXPECT_THAT(of("relu1/y", "baseline"), HasSubstr("but policy baseline keeps it until"));
+  EXPECT_THAT(of("relu3/y", "baseline"), HasSubstr("but policy baseline keeps it until"));
   EXPECT_THAT(of("loss"), HasSubstr("it is read from outside after the step"));
 }
 
