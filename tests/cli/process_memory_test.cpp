@@ -164,7 +164,7 @@ const std::string kQuick = " --costs estimated --steps 2";
 INSTANTIATE_TEST_SUITE_P(
     Networks, Settings,
     ::testing::Values(Setting{"lenet", "lenet --data digits --batch 16", 1, kQuick},
-                      Setting{"lenet_spill", "lenet --data digits --batch 16", 0.4, " --spill SPILL:64MiB" + kQuick},
+                      Setting{"lenet_spill", "lenet --data digits --batch 16", 0.5, " --spill SPILL:64MiB" + kQuick},
                       Setting{"lenet_measured", "lenet --data digits --batch 16", 1, "--steps 2"},
                       Setting{"resnet20", "resnet20 --data digits --batch 64", 0.5, kQuick},
                       Setting{"resnet20_adam_host", "resnet20 --data digits --batch 64 --optimizer adam", 0.4,
