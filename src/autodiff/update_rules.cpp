@@ -452,8 +452,9 @@ void check_settings(const OptimizerOptions& options) {
     }
     const SettingOfOptimizers& setting = setting_of_optimizers(name);
     if (!(value >= setting.least && value <= setting.most) || (setting.is_below && value == setting.most)) {
-      throw Error(ErrorCode::invalid_input, fmt::format("{} {}: a number from {} to {}{} is expected", flag(name), value, setting.least,
-                                                        setting.is_below ? "below " : "", setting.most));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} {}: a number from {} to {}{} is expected", flag(name), value, setting.least,
+                              setting.is_below ? "below " : "", setting.most));
     }
   }
   for (const auto& [name, value] : {std::pair{"beta1", options.beta1}, {"beta2", options.beta2}}) {

@@ -290,10 +290,11 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   if (relative != options.optimizer.settings.end() && relative->second != 0) {
     for (const char* flag : {"--lr", "--sched", "--warmup-epochs"}) {
       if (command.count(flag) == 0) continue;
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} has no effect with --relative-step, by which the learning rate follows from the number of "
-                              "the step; leave one of them out",
-                              flag));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("{} has no effect with --relative-step, by which the learning rate follows from the number of "
+                      "the step; leave one of them out",
+                      flag));
     }
   }
   options.seed = flags.seed;

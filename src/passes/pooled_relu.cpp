@@ -41,9 +41,9 @@ int pass_relu_gradients_before_pools(Network& training) {
   replace_ops(training, ops_of, [&](Rebuilder& rebuilder, const Graph& before, size_t i) {
     const Op &pool = before.op(all[i].pool), &relu = before.op(all[i].relu);
     Graph& after = rebuilder.graph();
-    const OpId first = after.add_op("ReluBackward", rebuilder.free_name(pool.name + "_relu"), pool.layer,
-                                    {rebuilder.map(pool.inputs[0]), rebuilder.map(all[i].pooled)}, relu.attributes,
-                                    relu.phase);
+    const OpId first =
+        after.add_op("ReluBackward", rebuilder.free_name(pool.name + "_relu"), pool.layer,
+                     {rebuilder.map(pool.inputs[0]), rebuilder.map(all[i].pooled)}, relu.attributes, relu.phase);
     after.op(first).forward = rebuilder.map(pool.forward);
     rebuilder.replace(ops_of[i], pool.type->name, pool.name, pool.layer,
                       {after.output(first), rebuilder.map(pool.inputs[1])}, pool.attributes, relu.outputs, pool.phase);

@@ -18,9 +18,9 @@ using testing::trained_values;
 
 struct Form {
   int64_t kernel = 2, stride = 2, padding = 0;
-  bool fused = true;           // the ReLU is the convolution's activation
-  bool read_twice = false;     // not by the pool alone
-  bool through_more = false;   // another op lies between ReLU and pool
+  bool fused = true;          // the ReLU is the convolution's activation
+  bool read_twice = false;    // not by the pool alone
+  bool through_more = false;  // another op lies between ReLU and pool
 };
 
 // A convolution, a ReLU and a pool, of whose squares the loss is the sum.
@@ -67,7 +67,8 @@ const Op& only(const Network& network, std::string_view type) {
 }
 
 TEST(PooledRelu, GradientsGoThroughTheReluFirst) {
-  for (const Form& form : {Form{}, Form{.fused = false}, Form{.kernel = 3}, Form{.kernel = 3, .stride = 1, .padding = 1}}) {
+  for (const Form& form :
+       {Form{}, Form{.fused = false}, Form{.kernel = 3}, Form{.kernel = 3, .stride = 1, .padding = 1}}) {
     const Network first = step_of(form, true), behind = step_of(form, false);
     const Graph &g = first.graph, &h = behind.graph;
     const TensorId pooled = g.output(g.find_op("pool"));

@@ -323,7 +323,8 @@ void check_ranges(const TrainingState& s) {
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
   whole("settings.zero_stage", s.settings.zero_stage, kMostShardingStage);
-  for (const auto& [name, value] : s.optimizer.settings) number(fmt::format("optimizer.settings.{}", name), value, 1e9, -1e9);  // each has a range of its own
+  for (const auto& [name, value] : s.optimizer.settings)
+    number(fmt::format("optimizer.settings.{}", name), value, 1e9, -1e9);  // each has a range of its own
   if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
   whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }
