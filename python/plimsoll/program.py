@@ -110,8 +110,12 @@ def _detach_without_gradient(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
             continue
+        written = _written_in(module, node)
+        anew = {base: _written_anew(graph, node, buffer) for base, buffer in written.items()}
         for result in list(node.users):
-            if _is_buffer_of_region(module, node, result):
+            base = _given_back(module, node, result)
+            if base in anew:  # what is written there later is to stay in the buffer
+                result.replace_all_uses_with(anew[base])
                 continue
             with graph.inserting_after(result):
                 detached = graph.call_function(torch.ops.aten.detach.default, (result,))
@@ -131,24 +135,54 @@ def _detach_without_gradient(module: GraphModule) -> None:
     module.recompile()
 
 
-def _is_buffer_of_region(module: GraphModule, region: Node, result: Node) -> bool:
-    """Whether a region gives back a buffer that it has written: what is written into the result is to stay in the buffer."""
-    inner: Any = getattr(module, region.args[1].target)  # type: ignore[union-attr]
-    given = inner.graph.find_nodes(op="output")[0].args[0]
-    if result.target is not operator.getitem or not isinstance(given, (tuple, list)):
-        return False
-    source = _written_into(given[result.args[1]])
-    if not isinstance(source, Node) or source.op != "placeholder":
-        return False
-    outer = region.args[2 + list(inner.graph.find_nodes(op="placeholder")).index(source)]
-    return isinstance(outer, Node) and _is_of_buffer(outer)
+def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
+    """The buffers that are written in a region: the placeholders inside, and what they are outside."""
+    graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
+    outside = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:]))
+    written = {}
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.arguments or not node.args:
+            continue
+        formal = schema.arguments[0]
+        base = _base_of(node.args[0])
+        if formal.alias_info is not None and formal.alias_info.is_write and isinstance(outside.get(base), Node) and _is_of_buffer(outside[base]):
+            written[base] = outside[base]
+    return written
+
+
+def _written_anew(graph: Any, region: Node, buffer: Node) -> Node:
+    """Writes what a buffer has behind a region into it, without the gradient that would go into the region."""
+    last = region
+    for make in (lambda: (torch.ops.aten.clone.default, (buffer,)), lambda: (torch.ops.aten.detach.default, (last,)), lambda: (torch.ops.aten.copy_.default, (buffer, last))):
+        with graph.inserting_after(last):
+            last = graph.call_function(*make())
+        last.meta = dict(buffer.meta)
+    return last
+
+
+def _given_back(module: GraphModule, region: Node, result: Node) -> Any:
+    """The placeholder in a region that a result is, as the writes there leave it; else what makes it there."""
+    given = getattr(module, region.args[1].target).graph.find_nodes(op="output")[0].args[0]  # type: ignore[union-attr]
+    whole = result.target is operator.getitem and isinstance(given, (tuple, list))
+    return _written_into(given[result.args[1]]) if whole else None
 
 
 def _written_into(node: Any) -> Any:
     """What the writes that end in ``node`` are into."""
     while isinstance(node, Node) and node.op == "call_function" and node.args:
         schema = getattr(node.target, "_schema", None)
-        if schema is None or schema.arguments[0].alias_info is None or not schema.arguments[0].alias_info.is_write:
+        if schema is None or not schema.arguments or schema.arguments[0].alias_info is None or not schema.arguments[0].alias_info.is_write:
+            break
+        node = node.args[0]
+    return node
+
+
+def _base_of(node: Any) -> Any:
+    """What a view, or what an operator has written into, is of."""
+    while isinstance(node, Node) and node.op == "call_function" and node.args:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
             break
         node = node.args[0]
     return node

@@ -163,3 +163,64 @@ def test_a_norm_counts_passes_of_which_nothing_is_read(call):
         assert step((x,)) == pytest.approx(loss.item(), rel=1e-4)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def _copied(net, y):
+    with torch.no_grad():
+        net.mean.copy_(y.mean(0))
+    return y * net.mean.clone()
+
+
+def _moved(net, y):
+    with torch.no_grad():
+        net.mean.lerp_(y.mean(0), 0.5)
+    return y * net.mean
+
+
+def _moved_and_written_outside(net, y):
+    with torch.no_grad():
+        net.mean.mul_(0.5).add_(y.mean(0), alpha=0.5)
+    net.mean.add_(1)
+    return y * net.mean
+
+
+def _moved_by_two_regions(net, y):
+    with torch.no_grad():
+        net.mean.copy_(y.mean(0))
+    first = y * net.mean.clone()
+    with torch.no_grad():
+        net.mean.add_(y[0])
+    net.mean.mul_(0.25)
+    return first + y * net.mean
+
+
+def _one_row(net, y):
+    with torch.no_grad():
+        net.mean[:2].copy_(y.mean(0)[1:3])
+    return y * net.mean
+
+
+@pytest.mark.parametrize("use", [_copied, _moved, _moved_and_written_outside, _moved_by_two_regions, _one_row], ids=lambda f: f.__name__)
+def test_no_gradient_goes_into_what_was_written_without_gradients(use):
+    class Centred(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer = torch.nn.Linear(8, 6)
+            self.register_buffer("mean", torch.ones(6))
+
+        def forward(self, x):
+            return use(self, self.layer(x)).sum(1)
+
+    mine, other = Centred(), Centred()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (mine, other)]
+    batches = [(torch.randn(5, 8, generator=torch.Generator().manual_seed(i)),) for i in range(4)]
+    step = plimsoll.compile(mine, optimizers[0], loss=lambda output, batch: output.square().mean(), example=batches[0], costs="estimated")
+    for batch in batches:
+        step(batch)
+        other.mean.detach_()  # where it was written with a gradient
+        optimizers[1].zero_grad()
+        other(*batch).square().mean().backward()
+        optimizers[1].step()
+    for key, value in other.state_dict().items():
+        assert torch.allclose(mine.state_dict()[key], value, atol=1e-5), key

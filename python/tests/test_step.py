@@ -372,7 +372,7 @@ def test_frozen_parameters_stay_and_cost_nothing():
 
 def test_what_is_not_supported_is_refused_by_name():
     model = network()
-    with pytest.raises(TypeError, match="NAdam and RAdam, not by torch.optim.rprop.Rprop"):
+    with pytest.raises(TypeError, match="RAdam, Adafactor, .*, not by torch.optim.rprop.Rprop"):
         plimsoll.compile(model, torch.optim.Rprop(model.parameters()), loss=cross_entropy, example=batch(0), memory="2MiB")
     with pytest.raises(ValueError, match="differentiable"):
         plimsoll.compile(model, torch.optim.Adam(model.parameters(), differentiable=True), loss=cross_entropy, example=batch(0),
