@@ -8,6 +8,7 @@
 #include "kernels/layout.h"
 #include "passes/embedding_gradient.h"
 #include "passes/passes.h"
+#include "passes/pooled_relu.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/cost_graph.h"
@@ -167,6 +168,8 @@ class FileChecker {
       }
       FusionOptions step{.off = {"fuse_pointwise"}};
       if (std::ranges::none_of(graph_.ops(), reads_lookups)) step.off.emplace_back(kSparseEmbeddingPass);
+      if (std::ranges::none_of(graph_.ops(), [&](const Op& op) { return is_behind_relu_gradient(graph_, op); }))
+        step.off.emplace_back(kPooledReluPass);
       run_fusion_passes(network, fusion_for(request.optimizer, fused));
       run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);

@@ -28,6 +28,12 @@ std::optional<PooledRelu> pooled_relu(const Graph& graph, const ById<TensorId, i
 
 }  // namespace
 
+bool is_behind_relu_gradient(const Graph& graph, const Op& op) {
+  if (op.type->name != "MaxPoolBackward") return false;
+  const OpId maker = graph.tensor(op.inputs[0]).producer;
+  return maker.valid() && graph.op(maker).type->name == "ReluBackward";
+}
+
 int pass_relu_gradients_before_pools(Network& training) {
   const ById<TensorId, int> uses = count_uses(training);
   std::vector<PooledRelu> all;

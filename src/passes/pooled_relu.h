@@ -13,5 +13,7 @@ namespace plimsoll {
 
 // Of a training step. Returns how many.
 int pass_relu_gradients_before_pools(Network& training);
+// Whether it is a pool's gradient that has gone through a ReLU before, as above.
+bool is_behind_relu_gradient(const Graph& graph, const Op& op);
 
 }  // namespace plimsoll
