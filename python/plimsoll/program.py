@@ -165,24 +165,15 @@ def _given_back(module: GraphModule, region: Node, result: Node) -> Any:
     """The placeholder in a region that a result is, as the writes there leave it; else what makes it there."""
     given = getattr(module, region.args[1].target).graph.find_nodes(op="output")[0].args[0]  # type: ignore[union-attr]
     whole = result.target is operator.getitem and isinstance(given, (tuple, list))
-    return _written_into(given[result.args[1]]) if whole else None
+    return _base_of(given[result.args[1]], views=False) if whole else None
 
 
-def _written_into(node: Any) -> Any:
-    """What the writes that end in ``node`` are into."""
+def _base_of(node: Any, views: bool = True) -> Any:
+    """What operators that end in ``node`` have written into; with ``views``, what that is a view of."""
     while isinstance(node, Node) and node.op == "call_function" and node.args:
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.arguments or schema.arguments[0].alias_info is None or not schema.arguments[0].alias_info.is_write:
-            break
-        node = node.args[0]
-    return node
-
-
-def _base_of(node: Any) -> Any:
-    """What a view, or what an operator has written into, is of."""
-    while isinstance(node, Node) and node.op == "call_function" and node.args:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
+        alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
+        if alias is None or not (views or alias.is_write):
             break
         node = node.args[0]
     return node

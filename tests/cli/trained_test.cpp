@@ -265,6 +265,14 @@ TEST_F(Trained, FrozenParametersStayAsTheyAreAndTakeNoRoom) {
   EXPECT_THAT(train(base + "3 --freeze '*'").err, HasSubstr("nothing to train"));
 }
 
+TEST_F(Trained, FlagsThatAnAdafactorWouldIgnoreAreRefused) {
+  const std::string base = "mlp --data digits --batch 64 --steps 3 --optimizer fairseq_adafactor ";
+  EXPECT_THAT(train(base + "--relative-step --lr 0.1").err, HasSubstr("--lr has no effect with --relative-step"));
+  EXPECT_THAT(train(base + "--relative-step --sched cosine").err, HasSubstr("--sched has no effect"));
+  EXPECT_THAT(train(base + "--warmup-init").err, HasSubstr("--warmup-init needs --relative-step"));
+  EXPECT_THAT(train("mlp --data digits --batch 64 --steps 3 --optimizer adam --beta1 1").err, HasSubstr("below 1"));
+}
+
 TEST_F(Trained, EveryOptimizerGoesOnWhereItStopped) {
   const std::string flags[] = {"rmsprop --alpha 0.9 --centered --momentum 0.5 --lr 0.001",
                                "adagrad --lr-decay 0.1 --initial-accumulator-value 0.1",
