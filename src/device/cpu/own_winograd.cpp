@@ -6,11 +6,17 @@
 //   backward, data     the same of dy, with the taps turned round and channels exchanged
 //   backward, weights  dw = G' (sum over tiles of V x (A dy[tile] A')) G
 //
-// Sixteen channels side by side are transformed at once. Products are oneDNN's. The forward pass and that to the data go by
-// blocks of tiles, each from its transform to its result by one thread, so that what lies between stays in that core's
-// cache. The gradient of the weights is a sum over all tiles: there the 36 products are divided among the threads.
+// Sixteen channels side by side are transformed at once. What is transformed lies as its products read it: the tiles' rows
+// one after the other, the other factor by panels of at most 64 columns, so that nothing is packed. Work is cut so that what
+// is written last stays in a core's cache until it is read:
+//
+//   by tiles     A thread takes a block of tiles from its transform to its result, panel by panel. Transformed weights are shared.
+//   by panels    Where the weights are many and the tiles few, all tiles are transformed first; then a thread takes panels
+//                of output channels, whose weights it transforms a few input channels at a time.
+//   sums         The gradient of the weights is a sum over all tiles. By panels where all tiles fit at once: sums are
+//                transformed as soon as they are whole. Else tiles go by rounds, and threads divide the products.
+#include "device/cpu/own_product.h"
 #include "device/cpu/own_row_blocks.h"
-#include "device/cpu/own_vector.h"
 #include "ops/window.h"
 
 namespace plimsoll::cpu {
@@ -19,16 +25,17 @@ namespace {
 constexpr std::string_view kName = "own:winograd";
 constexpr int kTile = 4, kTaps = 3, kPatch = kTile + kTaps - 1;  // pixels of a side: written, weighed, read
 constexpr int kProducts = kPatch * kPatch;
-constexpr int64_t kFewestTiles = 32;                 // fewer do not pay for the transform of the weights
-constexpr int64_t kBlockBytes = 3 * 512 * 1024;      // of a thread's tiles, transformed
-constexpr int64_t kSumBlockBytes = 8 * 1024 * 1024;  // of all tiles that a sum takes at a time
-constexpr int64_t kWeightsBytes = 5 * 512 * 1024;    // of weights, transformed, that are at hand at a time
-constexpr int64_t kMostInputBytes =
-    6 * 1024 * 1024;                     // of a thread's transformed pixels, while output channels go by blocks
-constexpr int64_t kFewestChannels = 64;  // of such a block
-constexpr int64_t kBlockTiles = 64;      // at least, so that products are worth their start
-// Floats between matrices: their sizes are powers of two, which share few lines of a cache.
-constexpr int64_t kApart = 80;
+constexpr int64_t kFewestTiles = 8;                  // fewer do not pay for the transform of the weights
+constexpr int64_t kRowsAtOnce = 6;                   // of a product
+constexpr int64_t kPanel = 4 * kLanes;               // columns of a product that lie together, at most
+constexpr int64_t kDepth = 128;                      // input channels of a panel whose weights lie there at a time
+constexpr int64_t kBlockBytes = 256 * 1024;          // of a thread's block of tiles, transformed
+constexpr int64_t kFewestBlockTiles = 24;            // of it, so that weights are read for many
+constexpr int64_t kSumBlockBytes = 4 * 1024 * 1024;  // of all tiles that a sum takes at a time
+constexpr int64_t kWeightsBytes = 3 * 1024 * 1024;   // of transformed weights that may be shared, whatever the tiles
+constexpr int64_t kMostPanelTiles = 128;             // of which a thread holds a panel's results
+// Floats between matrices, and between rows: their sizes are powers of two, which share few lines of a cache.
+constexpr int64_t kApart = 80, kRowApart = 16;
 
 // The sides of the convolution that is computed: of the pass to the data, `in` is dy.
 struct Winograd {
@@ -39,7 +46,6 @@ struct Winograd {
   int64_t images = 0, tiles_h = 0, tiles_w = 0;
 
   int64_t tiles() const { return images * tiles_h * tiles_w; }
-  int64_t tile_bytes() const { return kProducts * (in_channels + out_channels) * static_cast<int64_t>(sizeof(float)); }
 };
 
 std::optional<Winograd> read_winograd(const Graph& graph, const Op& op) {
@@ -130,83 +136,80 @@ class WinogradKernel final : public OwnKernel {
     in_ = image_of(graph.tensor(op.inputs[0]));
     out_ = image_of(graph.tensor(g_.sums ? op.inputs[1] : op.outputs[0]));
     has_bias_ = g_.sums ? op.outputs.size() > 1 : op.inputs.size() > 2;
+    const int64_t vectors = g_.out_channels / kLanes;
+    panels_ = (vectors * kLanes + kPanel - 1) / kPanel;
+    widest_ = (vectors + panels_ - 1) / panels_ * kLanes;
+    in_row_ = g_.in_channels + kRowApart;
     choose_blocks();
     WorkspaceLayout layout;
-    weights_at_ = layout.place_floats(kProducts * weights_size());
-    for (int part = 0; part < blocks_at_once(); ++part) {
-      in_at_.push_back(layout.place_floats(kProducts * in_size()));
-      out_at_.push_back(layout.place_floats(kProducts * out_size()));
-    }
     for (int part = 0; part < parts_; ++part) {
-      Products& products = products_.emplace_back();
-      products.sets.make(op, block_, last_, 1, [this](int64_t tiles) { return shapes(tiles); });
-      if (g_.sums && block_ < g_.tiles())
-        products.adds.make(
-            op, block_, last_, 1, [this](int64_t tiles) { return shapes(tiles); }, true);
-      scratch_at_.push_back(layout.place(std::max(products.sets.scratch(), products.adds.scratch())));
+      weights_at_.push_back(part > 0 && !by_panels_ ? weights_at_[0] : layout.place_floats(kProducts * weights_size()));
+      in_at_.push_back(part > 0 && (g_.sums || by_panels_) ? in_at_[0] : layout.place_floats(kProducts * in_size()));
+      out_at_.push_back(part > 0 && g_.sums ? out_at_[0] : layout.place_floats(kProducts * out_size()));
     }
     workspace_bytes_ = layout.bytes();
   }
 
   void run() override {
-    if (g_.sums) return run_sums();
-    if (channels_ < g_.out_channels) return run_by_channels();
-    for_each_part(parts_, [&](int part) { make_weights(part, 0); });
-    const int64_t blocks = (g_.tiles() + block_ - 1) / block_;
-    for_each_part(parts_, [&](int part) {
-      const Range own = share(blocks, part, parts_);
-      for (int64_t block = own.begin; block < own.end; ++block) {
-        const Range tiles = tiles_of(block);
-        transform_inputs(tiles, tiles.begin, at(in_at_[part]));
-        multiply(part, tiles, 0);
-      }
-    });
+    if (g_.sums) return by_panels_ ? run_sums_by_panels() : run_sums();
+    by_panels_ ? run_by_panels() : run_by_tiles();
   }
 
  private:
-  struct Products {
-    BlockProduct sets, adds;  // adds: to what earlier blocks have summed
-  };
-
-  // Where the transformed weights are more than a cache holds beside the tiles, and a thread's tiles are one block, output
-  // channels go by blocks, too.
+  // Whether threads that take whole panels have about as much to do.
+  bool panels_divide() const {
+    const int64_t most = (panels_ + parts_ - 1) / parts_;
+    return 4 * panels_ >= 3 * most * parts_;
+  }
   void choose_blocks() {
-    const int64_t tiles = g_.tiles(), bytes = g_.sums ? kSumBlockBytes : kBlockBytes;
-    const int64_t floats = kProducts * g_.in_channels * static_cast<int64_t>(sizeof(float));
-    const int64_t all = (tiles + parts_ - 1) / parts_;
-    channels_ = g_.out_channels;
-    int64_t most = std::max(kBlockTiles, bytes / g_.tile_bytes());
-    if (!g_.sums && floats * g_.out_channels > kWeightsBytes && floats * all <= kMostInputBytes) {
-      most = std::max(most, all);
-      while (floats * channels_ > kWeightsBytes && channels_ % (4 * kLanes) == 0 && channels_ > kFewestChannels)
-        channels_ /= 2;
+    constexpr int64_t kFloat = sizeof(float);
+    const int64_t tiles = g_.tiles();
+    const int64_t weights = kProducts * g_.in_channels * g_.out_channels * kFloat;
+    if (g_.sums) {
+      const int64_t tile = kProducts * (g_.in_channels + g_.out_channels) * kFloat;
+      const int64_t most = std::max<int64_t>(kPanel, kSumBlockBytes / tile);
+      by_panels_ = tiles <= most && weights > kWeightsBytes && panels_divide();
+      const int64_t rounds = (tiles + most - 1) / most;
+      block_ = (tiles + rounds - 1) / rounds;
+      return;
     }
-    int64_t blocks = (tiles + most - 1) / most;
-    if (!g_.sums) blocks = (blocks + parts_ - 1) / parts_ * parts_;  // as many for each
-    block_ = (tiles + blocks - 1) / blocks;
-    last_ = tiles - (tiles - 1) / block_ * block_;
-  }
-  int blocks_at_once() const { return g_.sums ? 1 : parts_; }
-  Range tiles_of(int64_t block) const {
-    return {std::min(block * block_, g_.tiles()), std::min((block + 1) * block_, g_.tiles())};
-  }
-
-  MatrixProducts shapes(int64_t tiles) const {
-    if (g_.sums) return {.m = g_.in_channels, .n = g_.out_channels, .k = tiles, .transpose_a = true, .batch = {}};
-    return {.m = tiles, .n = channels_, .k = g_.in_channels, .batch = {}};
+    by_panels_ = tiles <= kMostPanelTiles && weights > kWeightsBytes && panels_divide();
+    if (by_panels_) {
+      block_ = tiles;
+      return;
+    }
+    const int64_t most = std::max(kFewestBlockTiles, kBlockBytes / (kProducts * (g_.in_channels + widest_) * kFloat));
+    const int64_t blocks = ((tiles + most - 1) / most + parts_ - 1) / parts_ * parts_;  // as many for each
+    block_ = ((tiles + blocks - 1) / blocks + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
   }
 
-  // Floats of one of the 36 matrices.
-  int64_t weights_size() const { return g_.in_channels * channels_ + kApart; }
-  int64_t in_size() const { return block_ * g_.in_channels + kApart; }
-  int64_t out_size() const { return block_ * channels_ + kApart; }
+  // A panel of output channels.
+  struct Panel {
+    int64_t begin, width;
+  };
+  Panel panel(int64_t index) const {
+    const Range own = share(g_.out_channels, static_cast<int>(index), static_cast<int>(panels_), kLanes);
+    return {own.begin, own.end - own.begin};
+  }
+
+  // Floats of one of the 36 matrices. Those of a panel follow those of the panel before it; of weights that are a thread's
+  // own, there is one panel of kDepth input channels.
+  int64_t weights_size() const {
+    return by_panels_ ? std::min(kDepth, g_.in_channels) * widest_ + kApart : g_.in_channels * g_.out_channels + kApart;
+  }
+  int64_t in_size() const { return block_ * in_row_ + kApart; }
+  int64_t out_size() const { return block_ * (g_.sums ? g_.out_channels : widest_) + kApart; }
   float* at(int64_t bytes) const { return reinterpret_cast<float*>(static_cast<std::byte*>(workspace_) + bytes); }
 
   Place place_of(int64_t tile) const {
     const int64_t row = tile / g_.tiles_w;
     return {row / g_.tiles_h, row % g_.tiles_h * kTile, tile % g_.tiles_w * kTile};
   }
+  // Floats to the next pixel, and to the next sixteen channels.
   static int64_t pixel(const Image& image) { return image.order == Image::Order::blocked ? kLanes : image.channels; }
+  static int64_t next_channels(const Image& image) {
+    return image.order == Image::Order::blocked ? image.pixels * kLanes : kLanes;
+  }
 
   // Where the weight lies by which input channel `in` reaches output channel `out`; taps follow each other, from the last to
   // the first in the pass to the data.
@@ -215,24 +218,15 @@ class WinogradKernel final : public OwnKernel {
   }
   static int64_t tap_at(bool turned, int tap) { return turned ? kTaps * kTaps - 1 - tap : tap; }
 
-  // The part's share of matrices of input channels x output channels, those from `out` on. The rows that are shared are
-  // those of the weights, whose bytes lie one after the other.
-  void make_weights(int part, int64_t out) const {
-    const Range outs{out, out + channels_}, ins{0, g_.in_channels};
-    const Range& columns = g_.backward_data ? outs : ins;
-    const Range& all = g_.backward_data ? ins : outs;
-    const Range own = share(all.end - all.begin, part, parts_, kLanes);
-    for (int64_t row = all.begin + own.begin; row < all.begin + own.end; row += kLanes) {
-      for (int64_t column = columns.begin; column < columns.end; column += kLanes) {
-        if (g_.backward_data) {
-          make_weights_of(row, column, column - out);
-        } else {
-          make_weights_of(column, row, row - out);
-        }
+  // The weights of a panel, rows of its width by input channel.
+  void make_weights(Range ins, const Panel& panel, float* to) const {
+    for (int64_t out = 0; out < panel.width; out += kLanes) {
+      for (int64_t in = ins.begin; in < ins.end; in += kLanes) {
+        make_weights_of(in, panel.begin + out, to + (in - ins.begin) * panel.width + out, panel.width);
       }
     }
   }
-  void make_weights_of(int64_t in, int64_t out, int64_t to_column) const {
+  void make_weights_of(int64_t in, int64_t out, float* to, int64_t to_row) const {
     float block[kLanes][kTaps * kTaps][kLanes];  // by input channel, tap, output channel
     for (int64_t o = 0; o < kLanes; ++o) {
       for (int64_t i = 0; i < kLanes; ++i) {
@@ -241,148 +235,255 @@ class WinogradKernel final : public OwnKernel {
       }
     }
     for (int64_t i = 0; i < kLanes; ++i) {
-      f32x16 taps[kTaps * kTaps], rows[kPatch * kTaps], to[kProducts];
+      f32x16 taps[kTaps * kTaps], rows[kPatch * kTaps], u[kProducts];
       for (int tap = 0; tap < kTaps * kTaps; ++tap) taps[tap] = load(block[i][tap]);
       for (int j = 0; j < kTaps; ++j) transform_weights(rows + j, kTaps, taps + j, kTaps);
-      for (int p = 0; p < kPatch; ++p) transform_weights(to + p * kPatch, 1, rows + p * kTaps, 1);
-      float* u = at(weights_at_) + (in + i) * channels_ + to_column;
-      for (int p = 0; p < kProducts; ++p) store(u + p * weights_size(), to[p]);
+      for (int p = 0; p < kPatch; ++p) transform_weights(u + p * kPatch, 1, rows + p * kTaps, 1);
+      for (int p = 0; p < kProducts; ++p) store(to + i * to_row + p * weights_size(), u[p]);
+    }
+  }
+
+  // Calls do(tile, channels) in the order in which an image's bytes lie: tile by tile, or sixteen channels at a time.
+  template <class Do>
+  static void in_order_of(const Image& image, Range tiles, Range channels, const Do& act) {
+    if (image.order != Image::Order::blocked) {
+      for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) act(tile, channels);
+      return;
+    }
+    for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
+      for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) act(tile, Range{c, c + kLanes});
     }
   }
 
   // Matrices of tiles x input channels, from the row of `first` on.
   void transform_inputs(Range tiles, int64_t first, float* to) const {
-    const int64_t step = pixel(in_);
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    in_order_of(in_, tiles, {0, g_.in_channels}, [&](int64_t tile, Range channels) {
       const Place place = place_of(tile);
       const int64_t y0 = place.y - g_.before_h, x0 = place.x - g_.before_w;
-      const bool inside = y0 >= 0 && x0 >= 0 && y0 + kPatch <= g_.in_h && x0 + kPatch <= g_.in_w;
-      for (int64_t c = 0; c < g_.in_channels; c += kLanes) {
-        const float* image = input(0) + in_.at(place.n, c, 0);
-        f32x16 patch[kProducts], between[kProducts], v[kProducts];
-        for (int64_t i = 0; i < kPatch; ++i) {
-          for (int64_t j = 0; j < kPatch; ++j) {
-            const int64_t y = y0 + i, x = x0 + j;
-            const bool exists = inside || (y >= 0 && x >= 0 && y < g_.in_h && x < g_.in_w);
-            patch[i * kPatch + j] = exists ? load(image + (y * g_.in_w + x) * step) : f32x16{};
-          }
-        }
-        for (int j = 0; j < kPatch; ++j) transform_in(between + j, kPatch, patch + j, kPatch);
-        for (int i = 0; i < kPatch; ++i) transform_in(v + i * kPatch, 1, between + i * kPatch, 1);
-        float* row = to + (tile - first) * g_.in_channels + c;
-        for (int p = 0; p < kProducts; ++p) store(row + p * in_size(), v[p]);
+      float* row = to + (tile - first) * in_row_;
+      if (y0 >= 0 && x0 >= 0 && y0 + kPatch <= g_.in_h && x0 + kPatch <= g_.in_w) {
+        transform_patch(place.n, y0, x0, channels, row, [](int64_t, int64_t) { return std::true_type{}; });
+      } else {
+        transform_patch(place.n, y0, x0, channels, row, [&](int64_t i, int64_t j) {
+          return y0 + i >= 0 && x0 + j >= 0 && y0 + i < g_.in_h && x0 + j < g_.in_w;
+        });
+      }
+    });
+  }
+  template <class Exists>
+  void transform_patch(int64_t n, int64_t y0, int64_t x0, Range channels, float* row, const Exists& exists) const {
+    const int64_t step = pixel(in_), image_row = g_.in_w * step, size = in_size();
+    for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
+      const float* image = input(0) + in_.at(n, c, 0) + (y0 * g_.in_w + x0) * step;
+      f32x16 between[kProducts];
+      for (int j = 0; j < kPatch; ++j) {
+        f32x16 column[kPatch];
+        for (int i = 0; i < kPatch; ++i) column[i] = exists(i, j) ? load(image + i * image_row + j * step) : f32x16{};
+        transform_in(between + j, kPatch, column, 1);
+      }
+      for (int i = 0; i < kPatch; ++i) {
+        f32x16 v[kPatch];
+        transform_in(v, 1, between + i * kPatch, 1);
+        for (int j = 0; j < kPatch; ++j) store(row + c + (i * kPatch + j) * size, v[j]);
       }
     }
   }
 
-  // Output channels from `first` on, of tiles that were transformed.
-  void multiply(int part, Range tiles, int64_t first) const {
+  void run_by_tiles() const {
+    for_each_part(parts_, [&](int part) {
+      const Range ins = share(g_.in_channels, part, parts_, kLanes);
+      for (int64_t i = 0; i < panels_; ++i) {
+        const Panel p = panel(i);
+        make_weights(ins, p, at(weights_at_[0]) + p.begin * g_.in_channels + ins.begin * p.width);
+      }
+    });
+    const int64_t blocks = (g_.tiles() + block_ - 1) / block_;
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(blocks, part, parts_);
+      for (int64_t block = own.begin; block < own.end; ++block) {
+        const Range tiles{block * block_, std::min((block + 1) * block_, g_.tiles())};
+        transform_inputs(tiles, tiles.begin, at(in_at_[part]));
+        for (int64_t i = 0; i < panels_; ++i) {
+          const Panel p = panel(i);
+          multiply_panel<false>(part, tiles, p, {0, g_.in_channels}, at(weights_at_[0]) + p.begin * g_.in_channels);
+          write_outputs(tiles, p, at(out_at_[part]));
+        }
+      }
+    });
+  }
+
+  template <bool kAdds>
+  void multiply_panel(int part, Range tiles, const Panel& panel, Range ins, const float* weights) const {
+    const ProductSizes sizes{.rows = tiles.end - tiles.begin, .columns = panel.width, .depth = ins.end - ins.begin};
     for (int p = 0; p < kProducts; ++p) {
-      products_[part].sets.run(tiles.end - tiles.begin != block_, at(in_at_[part]) + p * in_size(),
-                               at(weights_at_) + p * weights_size(), at(out_at_[part]) + p * out_size(),
-                               at(scratch_at_[part]));
-    }
-    write_outputs(tiles, first, at(out_at_[part]));
-  }
-
-  void run_by_channels() const {
-    for_each_part(parts_, [&](int part) { transform_inputs(tiles_of(part), tiles_of(part).begin, at(in_at_[part])); });
-    for (int64_t first = 0; first < g_.out_channels; first += channels_) {
-      for_each_part(parts_, [&](int part) { make_weights(part, first); });
-      for_each_part(parts_, [&](int part) {
-        const Range tiles = tiles_of(part);
-        if (tiles.end > tiles.begin) multiply(part, tiles, first);
-      });
+      const float* v = at(in_at_[part]) + p * in_size() + ins.begin;
+      multiply<kAdds>(sizes, {v, in_row_, 1}, weights + p * weights_size(), panel.width,
+                      at(out_at_[part]) + p * out_size(), panel.width);
     }
   }
 
-  void write_outputs(Range tiles, int64_t first, const float* from) const {
-    const int64_t step = pixel(out_);
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+  void run_by_panels() const {
+    const Range tiles{0, g_.tiles()};
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(g_.tiles(), part, parts_);
+      transform_inputs(own, 0, at(in_at_[0]));
+    });
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(panels_, part, parts_);
+      float* const weights = at(weights_at_[part]);
+      for (int64_t i = own.begin; i < own.end; ++i) {
+        const Panel p = panel(i);
+        for (int64_t in = 0; in < g_.in_channels; in += kDepth) {
+          const Range ins{in, std::min(in + kDepth, g_.in_channels)};
+          make_weights(ins, p, weights);
+          if (in == 0) {
+            multiply_panel<false>(part, tiles, p, ins, weights);
+          } else {
+            multiply_panel<true>(part, tiles, p, ins, weights);
+          }
+        }
+        write_outputs(tiles, p, at(out_at_[part]));
+      }
+    });
+  }
+
+  void write_outputs(Range tiles, const Panel& panel, const float* from) const {
+    const int64_t step = pixel(out_), size = out_size();
+    in_order_of(out_, tiles, {0, panel.width}, [&](int64_t tile, Range channels) {
       const Place place = place_of(tile);
       const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y),
                     columns = std::min<int64_t>(kTile, g_.out_w - place.x);
-      for (int64_t c = 0; c < channels_; c += kLanes) {
-        const float* row = from + (tile - tiles.begin) * channels_ + c;
-        f32x16 m[kProducts], between[kTile * kPatch], y[kTile * kTile];
-        for (int p = 0; p < kProducts; ++p) m[p] = load(row + p * out_size());
-        for (int j = 0; j < kPatch; ++j) transform_out(between + j, kPatch, m + j, kPatch);
-        for (int i = 0; i < kTile; ++i) transform_out(y + i * kTile, 1, between + i * kPatch, 1);
-        const f32x16 bias = has_bias_ ? load(input(2) + first + c) : f32x16{};
-        float* image = output(0) + out_.at(place.n, first + c, place.y * g_.out_w + place.x);
+      for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
+        const float* row = from + (tile - tiles.begin) * panel.width + c;
+        f32x16 between[kTile * kPatch];
+        for (int j = 0; j < kPatch; ++j) {
+          f32x16 column[kPatch];
+          for (int i = 0; i < kPatch; ++i) column[i] = load(row + (i * kPatch + j) * size);
+          transform_out(between + j, kPatch, column, 1);
+        }
+        const int64_t channel = panel.begin + c;
+        const f32x16 bias = has_bias_ ? load(input(2) + channel) : f32x16{};
+        float* image = output(0) + out_.at(place.n, channel, place.y * g_.out_w + place.x);
         for (int64_t i = 0; i < rows; ++i) {
+          f32x16 y[kTile];
+          transform_out(y, 1, between + i * kPatch, 1);
           for (int64_t j = 0; j < columns; ++j) {
-            const f32x16 sum = y[i * kTile + j] + bias;
+            const f32x16 sum = y[j] + bias;
             store(image + (i * g_.out_w + j) * step, relu_ ? relu(sum) : sum);
           }
         }
       }
+    });
+  }
+
+  // Matrices of tiles x channels of dy, by panels.
+  void transform_gradients(Range tiles, int64_t first, int64_t count, float* to) const {
+    const int64_t step = pixel(out_), size = out_size();
+    for (int64_t index = 0; index < panels_; ++index) {
+      const Panel p = panel(index);
+      in_order_of(out_, tiles, {0, p.width}, [&](int64_t tile, Range channels) {
+        const Place place = place_of(tile);
+        const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y),
+                      columns = std::min<int64_t>(kTile, g_.out_w - place.x);
+        for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
+          const float* image = input(1) + out_.at(place.n, p.begin + c, place.y * g_.out_w + place.x);
+          f32x16 between[kPatch * kTile];
+          for (int64_t j = 0; j < kTile; ++j) {
+            f32x16 column[kTile];
+            for (int64_t i = 0; i < kTile; ++i)
+              column[i] = i < rows && j < columns ? load(image + (i * g_.out_w + j) * step) : f32x16{};
+            transform_gradient(between + j, kTile, column, 1);
+          }
+          float* row = to + p.begin * count + (tile - first) * p.width + c;
+          for (int i = 0; i < kPatch; ++i) {
+            f32x16 m[kPatch];
+            transform_gradient(m, 1, between + i * kTile, 1);
+            for (int j = 0; j < kPatch; ++j) store(row + (i * kPatch + j) * size, m[j]);
+          }
+        }
+      });
     }
   }
 
-  // Matrices of tiles x channels of dy.
-  void transform_gradients(Range tiles, int64_t first, float* to) const {
-    const int64_t step = pixel(out_);
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      const Place place = place_of(tile);
-      for (int64_t c = 0; c < g_.out_channels; c += kLanes) {
-        const float* image = input(1) + out_.at(place.n, c, place.y * g_.out_w + place.x);
-        f32x16 dy[kTile * kTile], between[kPatch * kTile], m[kProducts];
-        for (int64_t i = 0; i < kTile; ++i) {
-          for (int64_t j = 0; j < kTile; ++j) {
-            const bool exists = place.y + i < g_.out_h && place.x + j < g_.out_w;
-            dy[i * kTile + j] = exists ? load(image + (i * g_.out_w + j) * step) : f32x16{};
-          }
-        }
-        for (int j = 0; j < kTile; ++j) transform_gradient(between + j, kTile, dy + j, kTile);
-        for (int i = 0; i < kPatch; ++i) transform_gradient(m + i * kPatch, 1, between + i * kTile, 1);
-        float* row = to + (tile - first) * g_.out_channels + c;
-        for (int p = 0; p < kProducts; ++p) store(row + p * out_size(), m[p]);
-      }
+  // One of the 36 products of a panel, over tiles that were transformed: rows of its width by input channel.
+  void sum(int64_t product, int64_t tiles, const Panel& panel, Range ins, bool adds, float* to) const {
+    const ProductSizes sizes{.rows = ins.end - ins.begin, .columns = panel.width, .depth = tiles};
+    const float* v = at(in_at_[0]) + product * in_size() + ins.begin;
+    const float* m = at(out_at_[0]) + product * out_size() + panel.begin * tiles;
+    if (adds) {
+      multiply<true>(sizes, {v, 1, in_row_}, m, panel.width, to, panel.width);
+    } else {
+      multiply<false>(sizes, {v, 1, in_row_}, m, panel.width, to, panel.width);
     }
+  }
+  void transform_both(Range tiles) const {
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(tiles.end - tiles.begin, part, parts_);
+      const Range all{tiles.begin + own.begin, tiles.begin + own.end};
+      transform_inputs(all, tiles.begin, at(in_at_[0]));
+      transform_gradients(all, tiles.begin, tiles.end - tiles.begin, at(out_at_[0]));
+    });
   }
 
   void run_sums() const {
-    float* const v = at(in_at_[0]);
-    float* const m = at(out_at_[0]);
+    float* const sums = at(weights_at_[0]);
     for (int64_t begin = 0; begin < g_.tiles(); begin += block_) {
-      const int64_t tiles = std::min(block_, g_.tiles() - begin);
+      const Range tiles{begin, std::min(begin + block_, g_.tiles())};
+      transform_both(tiles);
       for_each_part(parts_, [&](int part) {
-        const Range own = share(tiles, part, parts_);
-        transform_inputs({begin + own.begin, begin + own.end}, begin, v);
-        transform_gradients({begin + own.begin, begin + own.end}, begin, m);
-      });
-      for_each_part(parts_, [&](int part) {
-        const BlockProduct& product = begin == 0 ? products_[part].sets : products_[part].adds;
-        const Range own = share(kProducts, part, parts_);
-        for (int64_t p = own.begin; p < own.end; ++p) {
-          product.run(tiles != block_, v + p * in_size(), m + p * out_size(), at(weights_at_) + p * weights_size(),
-                      at(scratch_at_[part]));
+        const Range own = share(kProducts * panels_, part, parts_);
+        for (int64_t item = own.begin; item < own.end; ++item) {
+          const Panel p = panel(item % panels_);
+          const int64_t product = item / panels_;
+          sum(product, tiles.end - tiles.begin, p, {0, g_.in_channels}, begin > 0,
+              sums + product * weights_size() + p.begin * g_.in_channels);
         }
       });
     }
     for_each_part(parts_, [&](int part) {
-      write_weights(share(g_.in_channels, part, parts_, kLanes));
+      const Range ins = share(g_.in_channels, part, parts_, kLanes);
+      for (int64_t i = 0; i < panels_; ++i) {
+        const Panel p = panel(i);
+        write_weights(ins, p, sums + p.begin * g_.in_channels + ins.begin * p.width);
+      }
       if (has_bias_) sum_bias(share(g_.out_channels, part, parts_, kLanes));
     });
   }
 
-  void write_weights(Range in) const {
-    float* w = output(0);
+  void run_sums_by_panels() const {
+    transform_both({0, g_.tiles()});
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(panels_, part, parts_);
+      float* const sums = at(weights_at_[part]);
+      for (int64_t i = own.begin; i < own.end; ++i) {
+        const Panel p = panel(i);
+        for (int64_t in = 0; in < g_.in_channels; in += kDepth) {
+          const Range ins{in, std::min(in + kDepth, g_.in_channels)};
+          for (int64_t product = 0; product < kProducts; ++product)
+            sum(product, g_.tiles(), p, ins, false, sums + product * weights_size());
+          write_weights(ins, p, sums);
+        }
+      }
+      if (has_bias_) sum_bias(share(g_.out_channels, part, parts_, kLanes));
+    });
+  }
+
+  // Of a panel's sums, rows of its width from that of the first input channel on.
+  void write_weights(Range ins, const Panel& panel, const float* sums) const {
     float block[kLanes][kTaps * kTaps][kLanes];
-    for (int64_t first = in.begin; first < in.end; first += kLanes) {
-      for (int64_t out = 0; out < g_.out_channels; out += kLanes) {
+    for (int64_t in = ins.begin; in < ins.end; in += kLanes) {
+      for (int64_t out = 0; out < panel.width; out += kLanes) {
         for (int64_t i = 0; i < kLanes; ++i) {
-          const float* u = at(weights_at_) + (first + i) * g_.out_channels + out;
-          f32x16 sums[kProducts], between[kTaps * kPatch], taps[kTaps * kTaps];
-          for (int p = 0; p < kProducts; ++p) sums[p] = load(u + p * weights_size());
-          for (int j = 0; j < kPatch; ++j) transform_sums(between + j, kPatch, sums + j, kPatch);
+          const float* u = sums + (in - ins.begin + i) * panel.width + out;
+          f32x16 sum[kProducts], between[kTaps * kPatch], taps[kTaps * kTaps];
+          for (int p = 0; p < kProducts; ++p) sum[p] = load(u + p * weights_size());
+          for (int j = 0; j < kPatch; ++j) transform_sums(between + j, kPatch, sum + j, kPatch);
           for (int t = 0; t < kTaps; ++t) transform_sums(taps + t * kTaps, 1, between + t * kPatch, 1);
           for (int tap = 0; tap < kTaps * kTaps; ++tap) store(block[i][tap], taps[tap]);
         }
         for (int64_t o = 0; o < kLanes; ++o) {
           for (int64_t i = 0; i < kLanes; ++i) {
-            float* to = w + weight_at(first + i, out + o);
+            float* to = output(0) + weight_at(in + i, panel.begin + out + o);
             for (int tap = 0; tap < kTaps * kTaps; ++tap) to[tap] = block[i][tap][o];
           }
         }
@@ -405,21 +506,21 @@ class WinogradKernel final : public OwnKernel {
 
   Winograd g_;
   bool relu_ = false, has_bias_ = false;
-  Image in_, out_;                  // of a gradient of weights, `out` is dy
-  int64_t block_ = 0, last_ = 0;    // tiles
-  int64_t channels_ = 0;            // outputs at a time
-  std::vector<Products> products_;  // by part
-  int64_t weights_at_ = 0;
-  std::vector<int64_t> in_at_, out_at_, scratch_at_;
+  Image in_, out_;  // of a gradient of weights, `out` is dy
+  bool by_panels_ = false;
+  int64_t panels_ = 0, widest_ = 0;                   // of output channels
+  int64_t in_row_ = 0;                                // floats to the next tile's row
+  int64_t block_ = 0;                                 // tiles that lie transformed at a time
+  std::vector<int64_t> weights_at_, in_at_, out_at_;  // by part; shared ones are the same
 };
 
 // As a multiple of what a machine's products reach, measured with AVX-512 on 14 x 14 to 56 x 56 pixels: the transform of the
-// weights, and products of few rows, cost as much as so many tiles, and that of pixels pays over many channels.
+// weights costs as much as so many tiles, and that of pixels pays over many channels.
 double efficiency(const Winograd& g) {
-  const auto channels = [](int64_t count) { return 16.0 / static_cast<double>(count); };
+  const auto channels = [](int64_t count) { return 8.0 / static_cast<double>(count); };
   const double tiles = static_cast<double>(g.tiles());
   const double used = static_cast<double>(g.images * g.out_h * g.out_w) / (tiles * kTile * kTile);
-  return 2.9 * used * tiles / (tiles + 80) / (1 + channels(g.in_channels) + channels(g.out_channels));
+  return 3.7 * used * tiles / (tiles + 30) / (1 + channels(g.in_channels) + channels(g.out_channels));
 }
 
 std::vector<KernelSpec> winograd_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {

@@ -25,7 +25,8 @@ const std::vector<ConvCase> kCases = {
     {2, 16, 16, 18, 18, 2, 0, 1, 2},  // another padding at each side
     {33, 32, 16, 1, 3},               // smaller than a tile
     {1, 48, 64, 60, 61},              // several blocks of tiles
-    {33, 128, 256, 3, 3},             // output channels by blocks
+    {33, 144, 208, 3, 3},             // by panels of different widths, input channels in two steps
+    {2, 16, 80, 20, 20},              // panels of different widths, tiles by blocks
 };
 constexpr double kTolerance = 1e-4;
 
