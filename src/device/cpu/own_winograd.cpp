@@ -26,7 +26,6 @@ constexpr std::string_view kName = "own:winograd";
 constexpr int kTile = 4, kTaps = 3, kPatch = kTile + kTaps - 1;  // pixels of a side: written, weighed, read
 constexpr int kProducts = kPatch * kPatch;
 constexpr int64_t kFewestTiles = 8;                  // fewer do not pay for the transform of the weights
-constexpr int64_t kRowsAtOnce = 6;                   // of a product
 constexpr int64_t kPanel = 4 * kLanes;               // columns of a product that lie together, at most
 constexpr int64_t kDepth = 128;                      // input channels of a panel whose weights lie there at a time
 constexpr int64_t kBlockBytes = 256 * 1024;          // of a thread's block of tiles, transformed
@@ -162,7 +161,7 @@ class WinogradKernel final : public OwnKernel {
     return 4 * panels_ >= 3 * most * parts_;
   }
   void choose_blocks() {
-    constexpr int64_t kFloat = sizeof(float);
+    constexpr int64_t kFloat = sizeof(float), kRows = product::rows_of(product::kMostVectors);
     const int64_t tiles = g_.tiles();
     const int64_t weights = kProducts * g_.in_channels * g_.out_channels * kFloat;
     if (g_.sums) {
@@ -178,9 +177,10 @@ class WinogradKernel final : public OwnKernel {
       block_ = tiles;
       return;
     }
+    const int64_t own = (tiles + parts_ - 1) / parts_;
     const int64_t most = std::max(kFewestBlockTiles, kBlockBytes / (kProducts * (g_.in_channels + widest_) * kFloat));
-    const int64_t blocks = ((tiles + most - 1) / most + parts_ - 1) / parts_ * parts_;  // as many for each
-    block_ = ((tiles + blocks - 1) / blocks + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
+    const int64_t blocks = (own + most - 1) / most;
+    block_ = ((own + blocks - 1) / blocks + kRows - 1) / kRows * kRows;
   }
 
   // A panel of output channels.
@@ -205,11 +205,8 @@ class WinogradKernel final : public OwnKernel {
     const int64_t row = tile / g_.tiles_w;
     return {row / g_.tiles_h, row % g_.tiles_h * kTile, tile % g_.tiles_w * kTile};
   }
-  // Floats to the next pixel, and to the next sixteen channels.
+  // Floats to the next pixel.
   static int64_t pixel(const Image& image) { return image.order == Image::Order::blocked ? kLanes : image.channels; }
-  static int64_t next_channels(const Image& image) {
-    return image.order == Image::Order::blocked ? image.pixels * kLanes : kLanes;
-  }
 
   // Where the weight lies by which input channel `in` reaches output channel `out`; taps follow each other, from the last to
   // the first in the pass to the data.
@@ -243,9 +240,9 @@ class WinogradKernel final : public OwnKernel {
     }
   }
 
-  // Calls do(tile, channels) in the order in which an image's bytes lie: tile by tile, or sixteen channels at a time.
-  template <class Do>
-  static void in_order_of(const Image& image, Range tiles, Range channels, const Do& act) {
+  // Calls act(tile, channels) in the order in which an image's bytes lie: tile by tile, or sixteen channels at a time.
+  template <class Act>
+  static void in_order_of(const Image& image, Range tiles, Range channels, const Act& act) {
     if (image.order != Image::Order::blocked) {
       for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) act(tile, channels);
       return;
@@ -297,11 +294,10 @@ class WinogradKernel final : public OwnKernel {
         make_weights(ins, p, at(weights_at_[0]) + p.begin * g_.in_channels + ins.begin * p.width);
       }
     });
-    const int64_t blocks = (g_.tiles() + block_ - 1) / block_;
     for_each_part(parts_, [&](int part) {
-      const Range own = share(blocks, part, parts_);
-      for (int64_t block = own.begin; block < own.end; ++block) {
-        const Range tiles{block * block_, std::min((block + 1) * block_, g_.tiles())};
+      const Range own = share(g_.tiles(), part, parts_);
+      for (int64_t begin = own.begin; begin < own.end; begin += block_) {
+        const Range tiles{begin, std::min(begin + block_, own.end)};
         transform_inputs(tiles, tiles.begin, at(in_at_[part]));
         for (int64_t i = 0; i < panels_; ++i) {
           const Panel p = panel(i);
