@@ -219,7 +219,7 @@ def _made_anew(module: nn.Module) -> UnsupportedOp:
     first = next(name for name, _ in [*module.named_parameters(), *module.named_buffers()])
     reason = (
         f"it is called (it has a tensor '{first}', among others), and is no part of the model; in each of {_MOST_ROUNDS} captures it was another one, so it is made in the pass."
-        " Make it once, in __init__"
+        " Make it once, in __init__; or run the model once before, if its first pass replaces modules of its own"
     )
     return UnsupportedOp(type(module).__name__, "", "", reason)
 

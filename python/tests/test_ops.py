@@ -578,7 +578,17 @@ def test_functions_of_distributions():
 
 
 def test_elements_by_their_places():
-    check({"windows": Function(lambda x: x.contiguous().as_strided((len(x), 20, 5), (72, 3, 1), 2), *SHAPE)})
+    branches = {
+        "windows": lambda x: x.contiguous().as_strided((len(x), 20, 5), (72, 3, 1), 2),
+        "of_a_transposed": lambda x: (x + 1).transpose(1, 3).as_strided((len(x), 6, 4), (72, 7, 2), 3),
+        "of_a_part": lambda x: (x + 1)[:, 1:].flatten(1).contiguous()[:, None].as_strided((len(x), 5, 4), (48, 9, 2)),
+    }
+    check({name: Function(body, *SHAPE) for name, body in branches.items()})
+
+
+def test_elements_by_their_places_in_a_part_are_refused():
+    with pytest.raises(Unsupported, match="a part of another"):
+        check({"part": Function(lambda x: x[:, 1:, ::2].as_strided((len(x), 3), (72, 1)), *SHAPE)})
 
 
 def test_covariances():

@@ -274,13 +274,17 @@ def full(w: "Writer", node: Node, a: Arguments):
 
 @converts("as_strided.default")
 def as_strided(w: "Writer", node: Node, a: Arguments):
-    """Elements by their places in memory, where the tensor lies there row by row."""
-    x = a["self"]
-    if not x.meta["val"].is_contiguous():
-        raise Refusal("as_strided of a tensor that does not lie row by row; call contiguous() before")
+    """Elements by their places in memory, where the tensor's own lie there without gaps."""
+    x, value = a["self"], a["self"].meta["val"]
+    order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), -value.shape[d]))  # in which they follow each other there
+    if not value.permute(order).is_contiguous():
+        raise Refusal("as_strided of a tensor that is a part of another, or an expanded one; call contiguous() before")
+    first = 0 if a["storage_offset"] is None else a["storage_offset"] - value.storage_offset()
+    if first < 0:
+        raise Refusal("as_strided of a part of a tensor, from before that part")
     count = math.prod(w.shape(x))
-    places = torch.arange(count).as_strided(tuple(w.shape(node)), tuple(a["stride"]), a["storage_offset"] or 0).flatten()
-    flat = w.reshape(x, [count], "flat")
+    places = torch.arange(count).as_strided(tuple(w.shape(node)), tuple(a["stride"]), first).flatten()
+    flat = w.reshape(x if order == sorted(order) else w.permute(x, order, "in_memory"), [count], "flat")
     if len(places) != count or not torch.equal(places, torch.arange(count)):
         flat = w.emit("IndexSelect", [flat, w.add_constant(places)], [len(places)], {"axis": 0})
     return w.reshape(flat, w.shape(node))
