@@ -118,7 +118,9 @@ TEST(Estimate, RanksConvolutionKernelsAsTheyAre) {
   ASSERT_TRUE(direct.has_value());
   if (ms(16, LayoutFamily::blocked, Algorithm::winograd)) {  // AVX-512
     EXPECT_LT(*ms(16, LayoutFamily::blocked, Algorithm::winograd), *direct);
-    EXPECT_GT(*ms(2, LayoutFamily::blocked, Algorithm::winograd, 256, 14),
+    EXPECT_GT(*ms(2, LayoutFamily::blocked, Algorithm::winograd, 512, 7),
+              *ms(2, LayoutFamily::blocked, Algorithm::direct, 512, 7));
+    EXPECT_LT(*ms(2, LayoutFamily::blocked, Algorithm::winograd, 256, 14),
               *ms(2, LayoutFamily::blocked, Algorithm::direct, 256, 14));
   }
   EXPECT_GT(ms(16, LayoutFamily::plain, Algorithm::gemm).value(), 1.5 * *direct);

@@ -185,8 +185,8 @@ Bytes workspace_made(const Convolution& convolution, ConvolutionPass pass, const
 
 TEST(Convolutions, MeasuredKernelsAreTakenAndOthersLeftOut) {
   const std::unique_ptr<Device> device = open_device("cpu", 1);
-  const Convolution small{.width = 8,
-                          .height = 8,
+  const Convolution small{.width = 12,
+                          .height = 12,
                           .channels = 16,
                           .batch = 4,
                           .filters = 16,
