@@ -255,6 +255,8 @@ class NodeLinkReader {
   }
 
   void read_links() {
+    if (file_.has("links") && file_.has("edges"))
+      file_.fail("it has \"links\" and \"edges\": networkx writes one of them");
     const JsonReader links = file_.member(file_.has("links") ? "links" : "edges");
     inputs_.resize(nodes_.size());
     readers_.resize(nodes_.size());

@@ -99,6 +99,13 @@ TEST(CostGraph, OfNodesAndLinksRefusesWhatIsNoGraphOfSteps) {
   json undirected = chain();
   undirected["directed"] = false;
   EXPECT_EQ(refused(undirected), "directed: true was expected, not false");
+  json both = chain();
+  both["edges"] = both["links"];
+  EXPECT_THAT(refused(both), HasSubstr("it has \"links\" and \"edges\""));
+  json unlinked = chain();
+  unlinked["directed"] = true;
+  unlinked.erase("links");
+  EXPECT_THAT(refused(unlinked), HasSubstr("edges"));
   json nowhere = chain();
   nowhere["links"][0]["source"] = 7;
   EXPECT_EQ(refused(nowhere), "links[0].source: there is no node 7");

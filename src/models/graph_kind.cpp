@@ -16,7 +16,9 @@ GraphKind graph_kind(const JsonReader& file) {
     file.fail(fmt::format("this is no graph: it has neither a \"format\" (\"{}\" or \"{}\") nor \"nodes\"",
                           kNetworkFormat, kCostGraphFormat));
   }
-  return file.has("links") || file.has("edges") ? GraphKind::node_link : GraphKind::node_list;
+  for (const char* member : {"links", "edges", "directed", "multigraph"})
+    if (file.has(member)) return GraphKind::node_link;
+  return GraphKind::node_list;
 }
 
 }  // namespace plimsoll
