@@ -26,12 +26,6 @@ constexpr int64_t kLinkProductSize = 512;  // dense work, as a step's convolutio
 constexpr double kMostLinkShare = 0.95;
 constexpr int64_t kFloat = sizeof(float);
 
-// What one pass of an exchange takes: an AllReduce has two.
-struct Timed {
-  Bytes bytes;
-  double pass_ms = 0;
-};
-
 double slowest(Communicator& ranks, double ms) {
   const std::vector<double> all = ranks.all_gather(ms);
   return *std::ranges::max_element(all);
@@ -43,7 +37,7 @@ double mean_of_ranks(Communicator& ranks, double x) {
 }
 
 // One after the other for a while: many links let a short burst through faster than what they carry for long.
-Timed time_size(Wire& wire, Bytes bytes) {
+PassTime time_size(Wire& wire, Bytes bytes) {
   Communicator& ranks = wire.communicator();
   const std::function<void()> mean = mean_over_ranks(wire, bytes.count / kFloat);
   const auto run = [&](int count) {
@@ -61,34 +55,10 @@ Timed time_size(Wire& wire, Bytes bytes) {
   return {bytes, slowest(ranks, median(std::move(times))) / 2};
 }
 
-// The latency of a message's round and the rate behind it, so that the times are off by as small a share as can be.
-LinkInfo fit(const std::vector<Timed>& times, int ranks) {
-  double rr = 0, rs = 0, ss = 0, r1 = 0, s1 = 0;
-  const double most = static_cast<double>(message_bytes(ranks).count);
-  for (const Timed& time : times) {
-    const double bytes = static_cast<double>(time.bytes.count), ms = std::max(time.pass_ms, 1e-6);
-    const double rounds = std::max(1.0, std::ceil(bytes / most)) / ms, sent = bytes * (ranks - 1) / ranks / ms;
-    rr += rounds * rounds;
-    rs += rounds * sent;
-    ss += sent * sent;
-    r1 += rounds;
-    s1 += sent;
-  }
-  const double determinant = rr * ss - rs * rs;
-  double latency_ms = determinant > 0 ? (r1 * ss - s1 * rs) / determinant : 0;
-  double ms_a_byte = determinant > 0 ? (s1 * rr - r1 * rs) / determinant : s1 / ss;
-  if (ms_a_byte <= 0) ms_a_byte = 1e-12;
-  if (latency_ms < 0) {
-    latency_ms = 0;
-    ms_a_byte = s1 / ss;
-  }
-  return {.ranks = ranks, .latency_us = 1000 * latency_ms, .gb_per_s = 1e-6 / ms_a_byte};
-}
-
 // Of what messages take alone: how much less is computed meanwhile, perhaps more than all. All ranks compute, and all send.
-double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
+double share_of_compute(const Device& device, Wire& wire, const PassTime& time) {
   Communicator& ranks = wire.communicator();
-  const double alone_ms = 2 * time.pass_ms;
+  const double alone_ms = 2 * time.ms;
   const int count =
       std::clamp(static_cast<int>(std::lround(kLinkWindowMs / alone_ms)), 1, 100);  // the same on all ranks
   const std::function<void()> mean = mean_over_ranks(wire, time.bytes.count / kFloat);
@@ -126,16 +96,47 @@ double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
 
 }  // namespace
 
+LinkInfo fit_link(std::span<const PassTime> times, int ranks) {
+  double rr = 0, rs = 0, ss = 0, r1 = 0, s1 = 0;
+  const double most = static_cast<double>(message_bytes(ranks).count);
+  const auto rounds_of = [&](const PassTime& time) {
+    return std::max(1.0, std::ceil(static_cast<double>(time.bytes.count) / most));
+  };
+  const auto sent_of = [&](const PassTime& time) {
+    return static_cast<double>(time.bytes.count) * (ranks - 1) / ranks;
+  };
+  for (const PassTime& time : times) {
+    const double ms = std::max(time.ms, 1e-6), rounds = rounds_of(time) / ms, sent = sent_of(time) / ms;
+    rr += rounds * rounds;
+    rs += rounds * sent;
+    ss += sent * sent;
+    r1 += rounds;
+    s1 += sent;
+  }
+  const double determinant = rr * ss - rs * rs;
+  double latency_ms = determinant > 0 ? (r1 * ss - s1 * rs) / determinant : 0;
+  double ms_a_byte = determinant > 0 ? (s1 * rr - r1 * rs) / determinant : s1 / ss;
+  if (ms_a_byte <= 0) {
+    latency_ms = std::ranges::min(times, {}, &PassTime::ms).ms;
+    ms_a_byte = std::max(times.back().ms, 1e-6) / sent_of(times.back());
+  }
+  if (latency_ms < 0) {
+    latency_ms = 0;
+    ms_a_byte = s1 / ss;
+  }
+  return {.ranks = ranks, .latency_us = 1000 * latency_ms, .gb_per_s = 1e-6 / ms_a_byte};
+}
+
 LinkInfo probe_link(const Device& device, Wire& wire, Bytes room) {
   room = {std::ranges::min(wire.communicator().all_gather(room.count))};
-  std::vector<Timed> times;
-  Timed beside;
+  std::vector<PassTime> times;
+  PassTime beside;
   for (const Bytes size : kLinkSizes) {
-    if (times.size() > 1 && (size * 2 > room || times.back().pass_ms > kLongMs)) break;
+    if (times.size() > 1 && (size * 2 > room || times.back().ms > kLongMs)) break;
     times.push_back(time_size(wire, size));
     if (size <= kBesideCompute) beside = times.back();
   }
-  LinkInfo link = fit(times, wire.ranks());
+  LinkInfo link = fit_link(times, wire.ranks());
   if (device.info().asynchronous) return link;
   link.compute_share = share_of_compute(device, wire, beside);
   if (link.compute_share > kMostLinkShare) {  // then they are under way for longer than alone

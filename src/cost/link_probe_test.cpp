@@ -27,6 +27,17 @@ TEST(LinkProbe, GivesAllRanksTheSameRates) {
   }
 }
 
+TEST(LinkProbe, FitsALatencyAndARateToTheTimes) {
+  const PassTime apart[] = {{4_KiB, 0.1 + 2048e-6}, {256_KiB, 0.1 + 131072e-6}, {512_KiB, 0.1 + 262144e-6}};
+  const LinkInfo link = fit_link(apart, 2);
+  EXPECT_NEAR(link.latency_us, 100, 1);
+  EXPECT_NEAR(link.gb_per_s, 1, 0.01);
+  const PassTime busy[] = {{4_KiB, 5}, {256_KiB, 2}, {2_MiB, 4}};  // the small one had to wait
+  const LinkInfo of_busy = fit_link(busy, 2);
+  EXPECT_NEAR(of_busy.latency_us, 2000, 1);
+  EXPECT_NEAR(of_busy.gb_per_s, 1048576 / 4e6, 0.01);
+}
+
 // A few hundred KB go at once after a pause; a step's gradients do not.
 TEST(LinkProbe, DoesNotTakeABurstForTheRate) {
   testing::PostOffice office(2);

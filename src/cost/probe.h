@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "device/tier/tier.h"
 #include "device/wire.h"
@@ -38,6 +39,15 @@ TierInfo probe_tier(const Device& device, Tier& tier, Bytes room = kProbeRoom);
 // Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and
 // all the others would wait for that one.
 bool copies_beside_compute(const Device& device, const Tier& tier);
+
+// What one pass of an exchange of so many bytes takes: an AllReduce has two.
+struct PassTime {
+  Bytes bytes;
+  double ms = 0;
+};
+// The latency of a message's round and the rate behind it, so that these times, of rising sizes, are off by as small a share
+// as can be. Where larger ones take no longer, as on a busy machine, the least time is all latency and the largest all rate.
+LinkInfo fit_link(std::span<const PassTime> times, int ranks);
 
 // The link between ranks, by all of them together: what an AllReduce takes by its size, and what computing loses while one is
 // under way beside it on all ranks, which has no cores of its own. A second or so; takes no more than `room`.
