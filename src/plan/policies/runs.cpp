@@ -80,6 +80,7 @@ class RunPlanner {
       if (other.fits && other.again_ms < found.again_ms - kWorthAnother * timeline_.compute_ms) {
         std::optional<Plan> first = std::exchange(best_, std::nullopt);
         once_more_ = true;
+        limits_.assign(limits_.size(), input_.budget.count);
         plan_from(other);
         if (!best_ || (first && first->predicted.step_time_ms <= best_->predicted.step_time_ms))
           best_ = std::move(first);
