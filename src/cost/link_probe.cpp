@@ -99,14 +99,12 @@ double share_of_compute(const Device& device, Wire& wire, const PassTime& time) 
 LinkInfo fit_link(std::span<const PassTime> times, int ranks) {
   double rr = 0, rs = 0, ss = 0, r1 = 0, s1 = 0;
   const double most = static_cast<double>(message_bytes(ranks).count);
-  const auto rounds_of = [&](const PassTime& time) {
-    return std::max(1.0, std::ceil(static_cast<double>(time.bytes.count) / most));
-  };
   const auto sent_of = [&](const PassTime& time) {
     return static_cast<double>(time.bytes.count) * (ranks - 1) / ranks;
   };
   for (const PassTime& time : times) {
-    const double ms = std::max(time.ms, 1e-6), rounds = rounds_of(time) / ms, sent = sent_of(time) / ms;
+    const double ms = std::max(time.ms, 1e-6), sent = sent_of(time) / ms;
+    const double rounds = std::max(1.0, std::ceil(static_cast<double>(time.bytes.count) / most)) / ms;
     rr += rounds * rounds;
     rs += rounds * sent;
     ss += sent * sent;

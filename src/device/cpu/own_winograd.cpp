@@ -301,20 +301,28 @@ class WinogradKernel final : public OwnKernel {
         transform_inputs(tiles, tiles.begin, at(in_at_[part]));
         for (int64_t i = 0; i < panels_; ++i) {
           const Panel p = panel(i);
-          multiply_panel<false>(part, tiles, p, {0, g_.in_channels}, at(weights_at_[0]) + p.begin * g_.in_channels);
+          multiply_panel(part, tiles, p, {0, g_.in_channels}, at(weights_at_[0]) + p.begin * g_.in_channels);
           write_outputs(tiles, p, at(out_at_[part]));
         }
       }
     });
   }
 
-  template <bool kAdds>
+  // y = a b, or y += a b; rows of b and y have no gaps.
+  static void multiply_or_add(bool adds, const ProductSizes& sizes, const ProductFactor& a, const float* b, float* y) {
+    if (adds) {
+      multiply<true>(sizes, a, b, sizes.columns, y, sizes.columns);
+    } else {
+      multiply<false>(sizes, a, b, sizes.columns, y, sizes.columns);
+    }
+  }
+  // The results of a panel, of these input channels alone or added to those of the ones before.
   void multiply_panel(int part, Range tiles, const Panel& panel, Range ins, const float* weights) const {
     const ProductSizes sizes{.rows = tiles.end - tiles.begin, .columns = panel.width, .depth = ins.end - ins.begin};
     for (int p = 0; p < kProducts; ++p) {
       const float* v = at(in_at_[part]) + p * in_size() + ins.begin;
-      multiply<kAdds>(sizes, {v, in_row_, 1}, weights + p * weights_size(), panel.width,
-                      at(out_at_[part]) + p * out_size(), panel.width);
+      multiply_or_add(ins.begin > 0, sizes, {v, in_row_, 1}, weights + p * weights_size(),
+                      at(out_at_[part]) + p * out_size());
     }
   }
 
@@ -332,11 +340,7 @@ class WinogradKernel final : public OwnKernel {
         for (int64_t in = 0; in < g_.in_channels; in += kDepth) {
           const Range ins{in, std::min(in + kDepth, g_.in_channels)};
           make_weights(ins, p, weights);
-          if (in == 0) {
-            multiply_panel<false>(part, tiles, p, ins, weights);
-          } else {
-            multiply_panel<true>(part, tiles, p, ins, weights);
-          }
+          multiply_panel(part, tiles, p, ins, weights);
         }
         write_outputs(tiles, p, at(out_at_[part]));
       }
@@ -406,11 +410,7 @@ class WinogradKernel final : public OwnKernel {
     const ProductSizes sizes{.rows = ins.end - ins.begin, .columns = panel.width, .depth = tiles};
     const float* v = at(in_at_[0]) + product * in_size() + ins.begin;
     const float* m = at(out_at_[0]) + product * out_size() + panel.begin * tiles;
-    if (adds) {
-      multiply<true>(sizes, {v, 1, in_row_}, m, panel.width, to, panel.width);
-    } else {
-      multiply<false>(sizes, {v, 1, in_row_}, m, panel.width, to, panel.width);
-    }
+    multiply_or_add(adds, sizes, {v, 1, in_row_}, m, to);
   }
   void transform_both(Range tiles) const {
     for_each_part(parts_, [&](int part) {
