@@ -900,7 +900,8 @@ WINOGRAD = 4  # F(4x4, 3x3) does 36 multiplications where 144 are counted
 
 @part("roofline", 3, PEERS, [("lenet", 32)])
 def roofline(o, model, batch):
-    """A step against what this machine could do at most: each op at the peak of its arithmetic or of its memory, whichever is longer."""
+    """A step against what this machine could do at most: each op at the peak of its arithmetic or of its memory, whichever is longer.
+    Beside it, with convolutions and products no faster than oneDNN's fastest product of matrices (`product_ms`)."""
     peak = printed_by(("machine_bench", "bench/micro/machine_bench"))[0]
     with tempfile.TemporaryDirectory() as folder:
         step_ms = trained(model, batch, "--steps", 8, "--trace", f"{folder}/trace.json")["step_time_ms"]
@@ -908,10 +909,13 @@ def roofline(o, model, batch):
         for span in spans(f"{folder}/trace.json"):
             winograd = "wino" in span["kernel"]
             kind = "convolutions by Winograd" if winograd else "other convolutions" if span["op"].startswith("Conv") else "the rest"
-            entry = kinds.setdefault(kind, {"ms": 0.0, "arithmetic_ms": 0.0, "memory_ms": 0.0, "least_ms": 0.0})
+            is_product = span["op"].startswith(("Conv", "FullyConnected", "MatMul"))
+            entry = kinds.setdefault(kind, {"ms": 0.0, "arithmetic_ms": 0.0, "memory_ms": 0.0, "least_ms": 0.0, "product_ms": 0.0})
             arithmetic_ms = span["gflop"] / (WINOGRAD if winograd else 1) / peak["gflops"] * 1000
             memory_ms = span["least_bytes"] / peak["read_gb_per_s"] / 1e6
-            for key, ms in (("ms", span["ms"]), ("arithmetic_ms", arithmetic_ms), ("memory_ms", memory_ms), ("least_ms", max(arithmetic_ms, memory_ms))):
+            least_ms = max(arithmetic_ms, memory_ms)
+            product_ms = max(least_ms, arithmetic_ms * peak["gflops"] / peak["product_gflops"]) if is_product else least_ms
+            for key, ms in (("ms", span["ms"]), ("arithmetic_ms", arithmetic_ms), ("memory_ms", memory_ms), ("least_ms", least_ms), ("product_ms", product_ms)):
                 entry[key] += ms
     return [{"model": model, "batch": batch, "step_ms": step_ms, "peak": peak, "kinds": kinds}]
 

@@ -484,19 +484,26 @@ def roofline(r):
     peers, rows, ages = r.beside("peers"), [], Ages(r)
     torch_ms = {(x["model"], x["batch"]): 1000 * x["batch"] / x["images_per_second"][x["fastest_peer"]] for x in peers.rows() if x.get("fastest_peer")}
     for x, first in named(r.rows(), ages):
-        kinds = {name: (min(kind["least_ms"], kind["ms"]), kind["ms"]) for name, kind in x["kinds"].items()}
-        least_ms = sum(least for least, _ in kinds.values())
+        at_least = lambda kind, key: min(kind[key], kind["ms"])
+        kinds = {name: (at_least(kind, "least_ms"), kind["ms"]) for name, kind in x["kinds"].items()}
         share = lambda name: "{:.0f} of {:.0f}".format(*kinds.get(name, (0, 0)))
         theirs = torch_ms.get((x["model"], x["batch"]))
-        rows.append((*first, f"{x['step_ms']:.0f}", f"{least_ms:.0f}", percent(least_ms / x["step_ms"], 0), *map(share, ("convolutions by Winograd", "other convolutions", "the rest")),
-                     f"{theirs:.0f}" if theirs else "", f"{theirs / least_ms:.2f}x" if theirs else ""))
-    peaks = [x["peak"] for x in r.rows()]
-    return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({max(p['gflops'] for p in peaks):.0f} GFLOP/s on all cores, a quarter "
-            f"of them where the kernel is Winograd's), or what it must read and write at the rate of reading ({max(p['read_gb_per_s'] for p in peaks):.1f} GB/s), whichever is "
+        bounds = [sum(least for least, _ in kinds.values())]
+        if "product_gflops" in x["peak"]:
+            bounds.append(sum(at_least(kind, "product_ms") for kind in x["kinds"].values()))
+        bound_ms = [f"{ms:.0f}" for ms in bounds] + [""] * (2 - len(bounds))
+        against = [f"{theirs / ms:.2f}x" if theirs else "" for ms in bounds] + [""] * (2 - len(bounds))
+        rows.append((*first, f"{x['step_ms']:.0f}", *bound_ms, percent(bounds[0] / x["step_ms"], 0), *map(share, ("convolutions by Winograd", "other convolutions", "the rest")),
+                     f"{theirs:.0f}" if theirs else "", f"{theirs / x['step_ms']:.2f}x" if theirs else "", *against))
+    most = lambda key: max(x["peak"].get(key, 0) for x in r.rows())
+    product = f"oneDNN's fastest product of matrices here ({most('product_gflops'):.0f} GFLOP/s)" if most("product_gflops") else "oneDNN's fastest product of matrices (not measured yet)"
+    return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({most('gflops'):.0f} GFLOP/s on all cores, a quarter "
+            f"of them where the kernel is Winograd's), or what it must read and write at the rate of reading ({most('read_gb_per_s'):.1f} GB/s), whichever is "
             "longer; but no more than it took, where its operands still lay in a cache. It is a bound that no library reaches: transforms, packing and the ends of loops are "
-            "not in it. The last column says by how much such a step would beat PyTorch's fastest of the table of images per second.\n\n"
-            + table(("network", "batch", "a step, ms", "at the peak, ms", "reached", "Winograd, peak of measured", "other convolutions", "the rest", "PyTorch's fastest, ms",
-                     "at the peak against it"), rows))
+            f"not in it. Beside it, what a step would take if no convolution and no product were faster than {product}. The last columns say by how much the step that was measured, and those two, beat PyTorch's "
+            "fastest of the table of images per second.\n\n"
+            + table(("network", "batch", "a step, ms", "at the peak, ms", "at products' best, ms", "peak of step", "Winograd, peak of measured", "other convolutions", "the rest",
+                     "PyTorch's fastest, ms", "step against it", "at the peak", "at products' best"), rows))
 
 
 @section("ranks", "Two processes of one thread")

@@ -1,10 +1,16 @@
-// Convolutions of 3 x 3 taps by Winograd's F(4x4, 3x3) (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
-// 2016): 36 products of matrices do the work of 144. Images lie channels last or blocked, weights row-major, as the file has
-// them, so it stands beside kernels of every family.
+// Convolutions by Winograd's minimal filtering (own_winograd.h). Images lie channels last or blocked, weights row-major, as the
+// file has them, so it stands beside kernels of every family.
 //
 //   forward            y[tile]  = A' (U x V) A     U = G w G',  V = B' x[tile] B
 //   backward, data     the same of dy, with the taps turned round and channels exchanged
 //   backward, weights  dw = G' (sum over tiles of V x (A dy[tile] A')) G
+//
+//   taps     stride   products of matrices of a tile, which do the work of
+//   3 x 3         1    36   144
+//   5 x 5         1    36   100
+//   3 x 3         2    81   144
+//   4 x 4         2   100   256
+//   5 x 5         2   121   400
 //
 // Sixteen channels side by side are transformed at once. What is transformed lies as its products read it: the tiles' rows
 // one after the other, the other factor by panels of at most 64 columns, so that nothing is packed. Work is cut so that what
@@ -17,14 +23,13 @@
 //                transformed as soon as they are whole. Else tiles go by rounds, and threads divide the products.
 #include "device/cpu/own_product.h"
 #include "device/cpu/own_row_blocks.h"
+#include "device/cpu/own_winograd.h"
 #include "ops/window.h"
 
 namespace plimsoll::cpu {
 namespace {
 
 constexpr std::string_view kName = "own:winograd";
-constexpr int kTile = 4, kTaps = 3, kPatch = kTile + kTaps - 1;  // pixels of a side: written, weighed, read
-constexpr int kProducts = kPatch * kPatch;
 constexpr int64_t kFewestTiles = 8;                  // fewer do not pay for the transform of the weights
 constexpr int64_t kPanel = 4 * kLanes;               // columns of a product that lie together, at most
 constexpr int64_t kDepth = 128;                      // input channels of a panel whose weights lie there at a time
@@ -38,97 +43,86 @@ constexpr int64_t kApart = 80, kRowApart = 16;
 
 // The sides of the convolution that is computed: of the pass to the data, `in` is dy.
 struct Winograd {
-  bool backward_data = false, sums = false;
+  bool to_data = false, sums = false;
+  bool odd_padding = false;  // at both sides
+  int taps = 0, stride = 0;
   int64_t in_channels = 0, out_channels = 0;
   int64_t in_h = 0, in_w = 0, out_h = 0, out_w = 0;
-  int64_t before_h = 0, before_w = 0;
+  int64_t in_before_h = 0, in_before_w = 0, out_before_h = 0, out_before_w = 0;
   int64_t images = 0, tiles_h = 0, tiles_w = 0;
+  double saves = 0, used = 0;  // multiplications for each that is done; the part of the tiles' places that are pixels
 
   int64_t tiles() const { return images * tiles_h * tiles_w; }
 };
 
+// Calls act.operator()<Pass>() with the pass that it is; false where there is none.
+template <int taps, int stride, class Act>
+bool with_pass_of(const Winograd& g, const Act& act) {
+  if (g.taps != taps || g.stride != stride) return false;
+  using winograd::Pass, winograd::To;
+  if (!g.to_data) {
+    act.template operator()<Pass<taps, stride, To::results>>();
+  } else if (stride == 1 || !g.odd_padding) {
+    act.template operator()<Pass<taps, stride, To::pixels>>();
+  } else if constexpr (stride == 2) {
+    act.template operator()<Pass<taps, stride, To::pixels_behind_odd_padding>>();
+  }
+  return true;
+}
+template <class Act>
+bool with_pass(const Winograd& g, const Act& act) {
+  return with_pass_of<3, 1>(g, act) || with_pass_of<5, 1>(g, act) || with_pass_of<3, 2>(g, act) ||
+         with_pass_of<4, 2>(g, act) || with_pass_of<5, 2>(g, act);
+}
+
 std::optional<Winograd> read_winograd(const Graph& graph, const Op& op) {
-  Winograd g{.backward_data = op.type->name == "ConvBackwardData", .sums = op.type->name == "ConvBackwardWeights"};
+  Winograd g{.to_data = op.type->name == "ConvBackwardData", .sums = op.type->name == "ConvBackwardWeights"};
   const Tensor& in = graph.tensor(op.inputs[0]);
   const Tensor& out = graph.tensor(g.sums ? op.inputs[1] : op.outputs[0]);
   const Shape& w = graph.tensor(g.sums ? op.outputs[0] : op.inputs[1]).shape;
-  const auto all = [&](std::string_view attribute, int64_t value) {
-    const Shape values = op.attributes.integers(attribute, {value});
-    return std::ranges::all_of(values, [&](int64_t v) { return v == value; });
-  };
-  if (in.shape.size() != 4 || w.size() != 4 || w[2] != kTaps || w[3] != kTaps) return std::nullopt;
-  if (op.attributes.integer("groups", 1) != 1 || !all("stride", 1) || !all("dilation", 1)) return std::nullopt;
+  if (in.shape.size() != 4 || w.size() != 4 || w[2] != w[3] || w[2] > 5) return std::nullopt;
+  const Shape strides = op.attributes.integers("stride", {1}), dilations = op.attributes.integers("dilation", {1});
+  if (op.attributes.integer("groups", 1) != 1 || std::ranges::any_of(dilations, [](int64_t d) { return d != 1; }) ||
+      strides.front() != strides.back() || strides.front() > 2)
+    return std::nullopt;
+  g.taps = static_cast<int>(w[2]);
+  g.stride = static_cast<int>(strides.front());
   g.in_channels = in.shape[1];
   g.out_channels = out.shape[1];
   if (g.in_channels % kLanes != 0 || g.out_channels % kLanes != 0) return std::nullopt;
   const Shape padding = op.attributes.integers("padding", {0, 0, 0, 0});
-  if (std::max(padding[0], padding[1]) >= kTaps) return std::nullopt;
-  g.before_h = g.backward_data ? kTaps - 1 - padding[0] : padding[0];
-  g.before_w = g.backward_data ? kTaps - 1 - padding[1] : padding[1];
+  if (std::max(padding[0], padding[1]) >= g.taps) return std::nullopt;
+  g.odd_padding = padding[0] % 2 == 1 && padding[1] % 2 == 1;
   g.images = in.shape[0];
   g.in_h = in.shape[2];
   g.in_w = in.shape[3];
   g.out_h = out.shape[2];
   g.out_w = out.shape[3];
-  g.tiles_h = (g.out_h + kTile - 1) / kTile;
-  g.tiles_w = (g.out_w + kTile - 1) / kTile;
-  return g.tiles() < kFewestTiles ? std::nullopt : std::optional(g);
+  const bool known = with_pass(g, [&]<class P>() {
+    g.in_before_h = P::in_before(padding[0]);
+    g.in_before_w = P::in_before(padding[1]);
+    g.out_before_h = P::out_before(padding[0]);
+    g.out_before_w = P::out_before(padding[1]);
+    g.tiles_h = (g.out_h + g.out_before_h + P::kOutStep - 1) / P::kOutStep;
+    g.tiles_w = (g.out_w + g.out_before_w + P::kOutStep - 1) / P::kOutStep;
+    constexpr double kSaves = static_cast<double>(P::kTile * P::kTaps) / P::kPoints;
+    g.saves = kSaves * kSaves;
+    const int64_t pixels = g.to_data ? g.in_h * g.in_w : g.out_h * g.out_w;
+    g.used = static_cast<double>(g.images * pixels) / static_cast<double>(g.tiles() * P::kTile * P::kTile);
+  });
+  return !known || g.tiles() < kFewestTiles ? std::nullopt : std::optional(g);
 }
 
-// The transforms of a row or column, whose elements lie `step` vectors apart.
-PLIMSOLL_INLINE void transform_in(f32x16* to, int to_step, const f32x16* d, int step) {  // B'
-  const f32x16 four = splat(4.0f), five = splat(5.0f);
-  const f32x16 d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-  const f32x16 a = d4 - four * d2, b = d3 - four * d1, c = d4 - d2, e = d3 - d1, e2 = e + e;
-  to[0] = four * d0 - five * d2 + d4;
-  to[to_step] = a + b;
-  to[2 * to_step] = a - b;
-  to[3 * to_step] = c + e2;
-  to[4 * to_step] = c - e2;
-  to[5 * to_step] = four * d1 - five * d3 + d5;
-}
-PLIMSOLL_INLINE void transform_out(f32x16* to, int to_step, const f32x16* m, int step) {  // A'
-  const f32x16 a = m[step] + m[2 * step], b = m[step] - m[2 * step];
-  const f32x16 c = m[3 * step] + m[4 * step], d = m[3 * step] - m[4 * step];
-  to[0] = m[0] + a + c;
-  to[to_step] = b + (d + d);
-  to[2 * to_step] = a + splat(4.0f) * c;
-  to[3 * to_step] = b + splat(8.0f) * d + m[5 * step];
-}
-PLIMSOLL_INLINE void transform_gradient(f32x16* to, int to_step, const f32x16* y, int step) {  // A
-  const f32x16 y0 = y[0], y1 = y[step], y2 = y[2 * step], y3 = y[3 * step];
-  const f32x16 a = y0 + y2, b = y1 + y3, c = y0 + splat(4.0f) * y2, d = y1 + y1 + splat(8.0f) * y3;
-  to[0] = y0;
-  to[to_step] = a + b;
-  to[2 * to_step] = a - b;
-  to[3 * to_step] = c + d;
-  to[4 * to_step] = c - d;
-  to[5 * to_step] = y3;
-}
-PLIMSOLL_INLINE void transform_weights(f32x16* to, int to_step, const f32x16* w, int step) {  // G
-  const f32x16 a = (w[0] + w[2 * step]) * splat(-1.0f / 6), b = w[step] * splat(-1.0f / 6);
-  const f32x16 c = w[0] * splat(1.0f / 24) + w[2 * step] * splat(1.0f / 6), d = w[step] * splat(1.0f / 12);
-  to[0] = w[0] * splat(0.25f);
-  to[to_step] = a + b;
-  to[2 * to_step] = a - b;
-  to[3 * to_step] = c + d;
-  to[4 * to_step] = c - d;
-  to[5 * to_step] = w[2 * step];
-}
-PLIMSOLL_INLINE void transform_sums(f32x16* to, int to_step, const f32x16* u, int step) {  // G'
-  const f32x16 sixth = splat(-1.0f / 6);
-  const f32x16 a = (u[step] + u[2 * step]) * sixth, b = (u[step] - u[2 * step]) * sixth;
-  const f32x16 c = u[3 * step] + u[4 * step], d = u[3 * step] - u[4 * step];
-  to[0] = u[0] * splat(0.25f) + a + c * splat(1.0f / 24);
-  to[to_step] = b + d * splat(1.0f / 12);
-  to[2 * to_step] = a + c * splat(1.0f / 6) + u[5 * step];
-}
-
+// The image of a tile, and the first pixels that it reads and writes; they may lie before the image.
 struct Place {
-  int64_t n, y, x;
+  int64_t n, in_y, in_x, out_y, out_x;
 };
 
+template <class P>
 class WinogradKernel final : public OwnKernel {
+  static constexpr int kPoints = P::kPoints, kProducts = kPoints * kPoints;
+  static constexpr int kTaps = P::kTaps, kIn = P::kIn, kOut = P::kOut;
+
  public:
   WinogradKernel(const Graph& graph, const Op& op, const Winograd& g, int threads)
       : OwnKernel(graph, op, threads), g_(g), relu_(op.attributes.text("activation", "none") == "relu") {
@@ -150,7 +144,9 @@ class WinogradKernel final : public OwnKernel {
   }
 
   void run() override {
-    if (g_.sums) return by_panels_ ? run_sums_by_panels() : run_sums();
+    if constexpr (!P::kToPixels) {
+      if (g_.sums) return by_panels_ ? run_sums_by_panels() : run_sums();
+    }
     by_panels_ ? run_by_panels() : run_by_tiles();
   }
 
@@ -192,7 +188,7 @@ class WinogradKernel final : public OwnKernel {
     return {own.begin, own.end - own.begin};
   }
 
-  // Floats of one of the 36 matrices. Those of a panel follow those of the panel before it; of weights that are a thread's
+  // Floats of one of the matrices. Those of a panel follow those of the panel before it; of weights that are a thread's
   // own, there is one panel of kDepth input channels.
   int64_t weights_size() const {
     return by_panels_ ? std::min(kDepth, g_.in_channels) * widest_ + kApart : g_.in_channels * g_.out_channels + kApart;
@@ -202,18 +198,21 @@ class WinogradKernel final : public OwnKernel {
   float* at(int64_t bytes) const { return reinterpret_cast<float*>(static_cast<std::byte*>(workspace_) + bytes); }
 
   Place place_of(int64_t tile) const {
-    const int64_t row = tile / g_.tiles_w;
-    return {row / g_.tiles_h, row % g_.tiles_h * kTile, tile % g_.tiles_w * kTile};
+    const int64_t row = tile / g_.tiles_w, y = row % g_.tiles_h, x = tile % g_.tiles_w;
+    return {row / g_.tiles_h, y * P::kInStep - g_.in_before_h, x * P::kInStep - g_.in_before_w,
+            y * P::kOutStep - g_.out_before_h, x * P::kOutStep - g_.out_before_w};
+  }
+  // Of so many pixels from the first one on, those of an image's side that exist.
+  static Range inside(int64_t first, int64_t count, int64_t side) {
+    return {std::max<int64_t>(0, -first), std::min(count, side - first)};
   }
   // Floats to the next pixel.
   static int64_t pixel(const Image& image) { return image.order == Image::Order::blocked ? kLanes : image.channels; }
 
-  // Where the weight lies by which input channel `in` reaches output channel `out`; taps follow each other, from the last to
-  // the first in the pass to the data.
+  // Where the weight lies by which input channel `in` reaches output channel `out`; taps follow each other.
   int64_t weight_at(int64_t in, int64_t out) const {
-    return (g_.backward_data ? in * g_.out_channels + out : out * g_.in_channels + in) * kTaps * kTaps;
+    return (g_.to_data ? in * g_.out_channels + out : out * g_.in_channels + in) * kTaps * kTaps;
   }
-  static int64_t tap_at(bool turned, int tap) { return turned ? kTaps * kTaps - 1 - tap : tap; }
 
   // The weights of a panel, rows of its width by input channel.
   void make_weights(Range ins, const Panel& panel, float* to) const {
@@ -228,14 +227,14 @@ class WinogradKernel final : public OwnKernel {
     for (int64_t o = 0; o < kLanes; ++o) {
       for (int64_t i = 0; i < kLanes; ++i) {
         const float* from = input(1) + weight_at(in + i, out + o);
-        for (int tap = 0; tap < kTaps * kTaps; ++tap) block[i][tap][o] = from[tap_at(g_.backward_data, tap)];
+        for (int tap = 0; tap < kTaps * kTaps; ++tap) block[i][tap][o] = from[tap];
       }
     }
     for (int64_t i = 0; i < kLanes; ++i) {
-      f32x16 taps[kTaps * kTaps], rows[kPatch * kTaps], u[kProducts];
+      f32x16 taps[kTaps * kTaps], rows[kPoints * kTaps], u[kProducts];
       for (int tap = 0; tap < kTaps * kTaps; ++tap) taps[tap] = load(block[i][tap]);
-      for (int j = 0; j < kTaps; ++j) transform_weights(rows + j, kTaps, taps + j, kTaps);
-      for (int p = 0; p < kPatch; ++p) transform_weights(u + p * kPatch, 1, rows + p * kTaps, 1);
+      for (int j = 0; j < kTaps; ++j) P::weights(rows + j, kTaps, taps + j, kTaps);
+      for (int p = 0; p < kPoints; ++p) P::weights(u + p * kPoints, 1, rows + p * kTaps, 1);
       for (int p = 0; p < kProducts; ++p) store(to + i * to_row + p * weights_size(), u[p]);
     }
   }
@@ -256,9 +255,9 @@ class WinogradKernel final : public OwnKernel {
   void transform_inputs(Range tiles, int64_t first, float* to) const {
     in_order_of(in_, tiles, {0, g_.in_channels}, [&](int64_t tile, Range channels) {
       const Place place = place_of(tile);
-      const int64_t y0 = place.y - g_.before_h, x0 = place.x - g_.before_w;
+      const int64_t y0 = place.in_y, x0 = place.in_x;
       float* row = to + (tile - first) * in_row_;
-      if (y0 >= 0 && x0 >= 0 && y0 + kPatch <= g_.in_h && x0 + kPatch <= g_.in_w) {
+      if (y0 >= 0 && x0 >= 0 && y0 + kIn <= g_.in_h && x0 + kIn <= g_.in_w) {
         transform_patch(place.n, y0, x0, channels, row, [](int64_t, int64_t) { return std::true_type{}; });
       } else {
         transform_patch(place.n, y0, x0, channels, row, [&](int64_t i, int64_t j) {
@@ -272,16 +271,16 @@ class WinogradKernel final : public OwnKernel {
     const int64_t step = pixel(in_), image_row = g_.in_w * step, size = in_size();
     for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
       const float* image = input(0) + in_.at(n, c, 0) + (y0 * g_.in_w + x0) * step;
-      f32x16 between[kProducts];
-      for (int j = 0; j < kPatch; ++j) {
-        f32x16 column[kPatch];
-        for (int i = 0; i < kPatch; ++i) column[i] = exists(i, j) ? load(image + i * image_row + j * step) : f32x16{};
-        transform_in(between + j, kPatch, column, 1);
+      f32x16 between[kPoints * kIn];
+      for (int j = 0; j < kIn; ++j) {
+        f32x16 column[kIn];
+        for (int i = 0; i < kIn; ++i) column[i] = exists(i, j) ? load(image + i * image_row + j * step) : f32x16{};
+        P::in(between + j, kIn, column, 1);
       }
-      for (int i = 0; i < kPatch; ++i) {
-        f32x16 v[kPatch];
-        transform_in(v, 1, between + i * kPatch, 1);
-        for (int j = 0; j < kPatch; ++j) store(row + c + (i * kPatch + j) * size, v[j]);
+      for (int i = 0; i < kPoints; ++i) {
+        f32x16 v[kPoints];
+        P::in(v, 1, between + i * kIn, 1);
+        for (int j = 0; j < kPoints; ++j) store(row + c + (i * kPoints + j) * size, v[j]);
       }
     }
   }
@@ -351,23 +350,22 @@ class WinogradKernel final : public OwnKernel {
     const int64_t step = pixel(out_), size = out_size();
     in_order_of(out_, tiles, {0, panel.width}, [&](int64_t tile, Range channels) {
       const Place place = place_of(tile);
-      const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y),
-                    columns = std::min<int64_t>(kTile, g_.out_w - place.x);
+      const Range rows = inside(place.out_y, kOut, g_.out_h), columns = inside(place.out_x, kOut, g_.out_w);
       for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
         const float* row = from + (tile - tiles.begin) * panel.width + c;
-        f32x16 between[kTile * kPatch];
-        for (int j = 0; j < kPatch; ++j) {
-          f32x16 column[kPatch];
-          for (int i = 0; i < kPatch; ++i) column[i] = load(row + (i * kPatch + j) * size);
-          transform_out(between + j, kPatch, column, 1);
+        f32x16 between[kOut * kPoints];
+        for (int j = 0; j < kPoints; ++j) {
+          f32x16 column[kPoints];
+          for (int i = 0; i < kPoints; ++i) column[i] = load(row + (i * kPoints + j) * size);
+          P::out(between + j, kPoints, column, 1);
         }
         const int64_t channel = panel.begin + c;
         const f32x16 bias = has_bias_ ? load(input(2) + channel) : f32x16{};
-        float* image = output(0) + out_.at(place.n, channel, place.y * g_.out_w + place.x);
-        for (int64_t i = 0; i < rows; ++i) {
-          f32x16 y[kTile];
-          transform_out(y, 1, between + i * kPatch, 1);
-          for (int64_t j = 0; j < columns; ++j) {
+        float* image = output(0) + out_.at(place.n, channel, 0) + (place.out_y * g_.out_w + place.out_x) * step;
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
+          f32x16 y[kOut];
+          P::out(y, 1, between + i * kPoints, 1);
+          for (int64_t j = columns.begin; j < columns.end; ++j) {
             const f32x16 sum = y[j] + bias;
             store(image + (i * g_.out_w + j) * step, relu_ ? relu(sum) : sum);
           }
@@ -383,29 +381,28 @@ class WinogradKernel final : public OwnKernel {
       const Panel p = panel(index);
       in_order_of(out_, tiles, {0, p.width}, [&](int64_t tile, Range channels) {
         const Place place = place_of(tile);
-        const int64_t rows = std::min<int64_t>(kTile, g_.out_h - place.y),
-                      columns = std::min<int64_t>(kTile, g_.out_w - place.x);
+        const Range rows = inside(place.out_y, kOut, g_.out_h), columns = inside(place.out_x, kOut, g_.out_w);
         for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
-          const float* image = input(1) + out_.at(place.n, p.begin + c, place.y * g_.out_w + place.x);
-          f32x16 between[kPatch * kTile];
-          for (int64_t j = 0; j < kTile; ++j) {
-            f32x16 column[kTile];
-            for (int64_t i = 0; i < kTile; ++i)
-              column[i] = i < rows && j < columns ? load(image + (i * g_.out_w + j) * step) : f32x16{};
-            transform_gradient(between + j, kTile, column, 1);
+          const float* image = input(1) + out_.at(place.n, p.begin + c, place.out_y * g_.out_w + place.out_x);
+          f32x16 between[kPoints * kOut];
+          for (int64_t j = 0; j < kOut; ++j) {
+            f32x16 column[kOut];
+            for (int64_t i = 0; i < kOut; ++i)
+              column[i] = i < rows.end && j < columns.end ? load(image + (i * g_.out_w + j) * step) : f32x16{};
+            P::gradient(between + j, kOut, column, 1);
           }
           float* row = to + p.begin * count + (tile - first) * p.width + c;
-          for (int i = 0; i < kPatch; ++i) {
-            f32x16 m[kPatch];
-            transform_gradient(m, 1, between + i * kTile, 1);
-            for (int j = 0; j < kPatch; ++j) store(row + (i * kPatch + j) * size, m[j]);
+          for (int i = 0; i < kPoints; ++i) {
+            f32x16 m[kPoints];
+            P::gradient(m, 1, between + i * kOut, 1);
+            for (int j = 0; j < kPoints; ++j) store(row + (i * kPoints + j) * size, m[j]);
           }
         }
       });
     }
   }
 
-  // One of the 36 products of a panel, over tiles that were transformed: rows of its width by input channel.
+  // One of the products of a panel, over tiles that were transformed: rows of its width by input channel.
   void sum(int64_t product, int64_t tiles, const Panel& panel, Range ins, bool adds, float* to) const {
     const ProductSizes sizes{.rows = ins.end - ins.begin, .columns = panel.width, .depth = tiles};
     const float* v = at(in_at_[0]) + product * in_size() + ins.begin;
@@ -471,10 +468,10 @@ class WinogradKernel final : public OwnKernel {
       for (int64_t out = 0; out < panel.width; out += kLanes) {
         for (int64_t i = 0; i < kLanes; ++i) {
           const float* u = sums + (in - ins.begin + i) * panel.width + out;
-          f32x16 sum[kProducts], between[kTaps * kPatch], taps[kTaps * kTaps];
+          f32x16 sum[kProducts], between[kTaps * kPoints], taps[kTaps * kTaps];
           for (int p = 0; p < kProducts; ++p) sum[p] = load(u + p * weights_size());
-          for (int j = 0; j < kPatch; ++j) transform_sums(between + j, kPatch, sum + j, kPatch);
-          for (int t = 0; t < kTaps; ++t) transform_sums(taps + t * kTaps, 1, between + t * kPatch, 1);
+          for (int j = 0; j < kPoints; ++j) P::sums(between + j, kPoints, sum + j, kPoints);
+          for (int t = 0; t < kTaps; ++t) P::sums(taps + t * kTaps, 1, between + t * kPoints, 1);
           for (int tap = 0; tap < kTaps * kTaps; ++tap) store(block[i][tap], taps[tap]);
         }
         for (int64_t o = 0; o < kLanes; ++o) {
@@ -515,8 +512,7 @@ class WinogradKernel final : public OwnKernel {
 double efficiency(const Winograd& g) {
   const auto channels = [](int64_t count) { return 8.0 / static_cast<double>(count); };
   const double tiles = static_cast<double>(g.tiles());
-  const double used = static_cast<double>(g.images * g.out_h * g.out_w) / (tiles * kTile * kTile);
-  return 3.7 * used * tiles / (tiles + 30) / (1 + channels(g.in_channels) + channels(g.out_channels));
+  return 0.925 * g.saves * g.used * tiles / (tiles + 30) / (1 + channels(g.in_channels) + channels(g.out_channels));
 }
 
 std::vector<KernelSpec> winograd_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
@@ -540,7 +536,9 @@ std::unique_ptr<Kernel> make_winograd(const Graph& graph, const Op& op, std::str
   const auto g = read_winograd(graph, op);
   if (kernel != kName || !g)
     throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}'", op.name, op.type->name, kernel));
-  return std::make_unique<WinogradKernel>(graph, op, *g, threads);
+  std::unique_ptr<Kernel> made;
+  with_pass(*g, [&]<class P>() { made = std::make_unique<WinogradKernel<P>>(graph, op, *g, threads); });
+  return made;
 }
 
 }  // namespace

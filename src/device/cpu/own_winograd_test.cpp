@@ -9,13 +9,17 @@ namespace {
 struct ConvCase {
   int64_t images, in, out, height, width;
   int64_t top = 1, left = 1, bottom = 1, right = 1;
+  int64_t taps = 3, stride = 1;
 
-  int64_t out_height() const { return height + top + bottom - 2; }
-  int64_t out_width() const { return width + left + right - 2; }
+  int64_t out_height() const { return (height + top + bottom - taps) / stride + 1; }
+  int64_t out_width() const { return (width + left + right - taps) / stride + 1; }
   Shape x() const { return {images, in, height, width}; }
   Shape dy() const { return {images, out, out_height(), out_width()}; }
-  Shape w() const { return {out, in, 3, 3}; }
-  Attributes attributes() const { return {{"padding", std::vector<int64_t>{top, left, bottom, right}}}; }
+  Shape w() const { return {out, in, taps, taps}; }
+  Attributes attributes() const {
+    using Ints = std::vector<int64_t>;
+    return {{"padding", Ints{top, left, bottom, right}}, {"stride", Ints{stride, stride}}};
+  }
 };
 
 const std::vector<ConvCase> kCases = {
@@ -27,6 +31,17 @@ const std::vector<ConvCase> kCases = {
     {1, 48, 64, 60, 61},              // several blocks of tiles
     {33, 144, 208, 3, 3},             // by panels of different widths, input channels in two steps
     {2, 16, 80, 20, 20},              // panels of different widths, tiles by blocks
+    {2, 16, 32, 17, 21, 2, 2, 2, 2, 5},
+    {33, 112, 96, 3, 5, 2, 1, 3, 4, 5},  // by panels
+    {3, 16, 16, 11, 12, 0, 0, 0, 0, 5},
+    {2, 16, 32, 17, 22, 1, 1, 1, 1, 3, 2},
+    {9, 64, 160, 8, 7, 1, 0, 0, 2, 3, 2},  // by panels
+    {3, 32, 16, 23, 24, 0, 2, 1, 0, 3, 2},
+    {33, 16, 16, 3, 1, 1, 1, 1, 1, 3, 2},
+    {2, 16, 32, 18, 22, 1, 1, 1, 1, 4, 2},
+    {3, 32, 16, 23, 25, 0, 3, 2, 1, 4, 2},
+    {2, 16, 32, 18, 22, 2, 2, 2, 2, 5, 2},
+    {3, 32, 16, 23, 25, 1, 3, 0, 4, 5, 2},
 };
 constexpr double kTolerance = 1e-4;
 
@@ -56,7 +71,7 @@ TEST(OwnWinograd, BackwardToWeightsIsTheReference) {
   for (const ConvCase& c : cases) {
     OpCase test{.type = "ConvBackwardWeights", .inputs = {{c.x()}, {c.dy()}}, .tolerance = kTolerance};
     test.attributes = c.attributes();
-    test.attributes.set("kernel", std::vector<int64_t>{3, 3});
+    test.attributes.set("kernel", std::vector<int64_t>{c.taps, c.taps});
     expect_like_reference(test);
   }
 }
@@ -80,7 +95,15 @@ TEST(OwnWinograd, IsOfferedForWholeVectorsOfChannelsAndDenseWindowsOnly) {
   EXPECT_TRUE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}}));
   EXPECT_FALSE(is_offered({2, 24, 16, 16}, {32, 24, 3, 3}, {{"padding", padding}})) << "half a vector";
   EXPECT_FALSE(is_offered(x, {24, 32, 3, 3}, {{"padding", padding}}));
-  EXPECT_FALSE(is_offered(x, {32, 32, 5, 5}, {{"padding", padding}}));
+  EXPECT_TRUE(is_offered(x, {32, 32, 5, 5}, {{"padding", padding}}));
+  EXPECT_TRUE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"stride", Ints{2, 2}}}));
+  EXPECT_TRUE(is_offered(x, {32, 32, 4, 4}, {{"padding", padding}, {"stride", Ints{2, 2}}}));
+  EXPECT_TRUE(is_offered(x, {32, 32, 5, 5}, {{"padding", padding}, {"stride", Ints{2, 2}}}));
+  EXPECT_FALSE(is_offered(x, {32, 32, 4, 4}, {{"padding", padding}}));
+  EXPECT_FALSE(is_offered(x, {32, 32, 1, 1}, {{"padding", Ints{0, 0, 0, 0}}}));
+  EXPECT_FALSE(is_offered(x, {32, 32, 7, 7}, {{"padding", padding}, {"stride", Ints{2, 2}}}));
+  EXPECT_FALSE(is_offered(x, {32, 32, 5, 3}, {{"padding", padding}}));
+  EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"stride", Ints{3, 3}}}));
   EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"stride", Ints{2, 1}}}));
   EXPECT_FALSE(is_offered(x, {32, 32, 3, 3}, {{"padding", padding}, {"dilation", Ints{1, 2}}}));
   EXPECT_FALSE(is_offered(x, {2, 16, 16, 3, 3}, {{"padding", padding}, {"groups", int64_t{2}}}));
