@@ -5,6 +5,8 @@
 //   backward, data     the same of dy, with the taps turned round and channels exchanged
 //   backward, weights  dw = G' (sum over tiles of V x (A dy[tile] A')) G
 //
+// Of a transposed convolution the first two change places, and in the third x and dy.
+//
 //   taps     stride   products of matrices of a tile, which do the work of
 //   3 x 3         1    36   144
 //   5 x 5         1    36   100
@@ -41,9 +43,11 @@ constexpr int64_t kMostPanelTiles = 128;             // of which a thread holds 
 // Floats between matrices, and between rows: their sizes are powers of two, which share few lines of a cache.
 constexpr int64_t kApart = 80, kRowApart = 16;
 
-// The sides of the convolution that is computed: of the pass to the data, `in` is dy.
+// The convolution that is computed. `in` is what is transformed by V: dy in the pass to the data. Of sums, `out` is the other
+// operand.
 struct Winograd {
   bool to_data = false, sums = false;
+  size_t in_slot = 0, out_slot = 0;  // `out_slot`: an operand's, of sums; else a result's
   bool odd_padding = false;  // at both sides
   int taps = 0, stride = 0;
   int64_t in_channels = 0, out_channels = 0;
@@ -76,9 +80,14 @@ bool with_pass(const Winograd& g, const Act& act) {
 }
 
 std::optional<Winograd> read_winograd(const Graph& graph, const Op& op) {
-  Winograd g{.to_data = op.type->name == "ConvBackwardData", .sums = op.type->name == "ConvBackwardWeights"};
-  const Tensor& in = graph.tensor(op.inputs[0]);
-  const Tensor& out = graph.tensor(g.sums ? op.inputs[1] : op.outputs[0]);
+  const std::string& type = op.type->name;
+  const bool transposed = type.starts_with("ConvTranspose");
+  Winograd g{.to_data = type == "ConvBackwardData" || type == "ConvTransposeForward",
+             .sums = type.ends_with("BackwardWeights")};
+  g.in_slot = g.sums && transposed ? 1 : 0;
+  g.out_slot = g.sums && !transposed ? 1 : 0;
+  const Tensor& in = graph.tensor(op.inputs[g.in_slot]);
+  const Tensor& out = graph.tensor(g.sums ? op.inputs[g.out_slot] : op.outputs[0]);
   const Shape& w = graph.tensor(g.sums ? op.outputs[0] : op.inputs[1]).shape;
   if (in.shape.size() != 4 || w.size() != 4 || w[2] != w[3] || w[2] > 5) return std::nullopt;
   const Shape strides = op.attributes.integers("stride", {1}), dilations = op.attributes.integers("dilation", {1});
@@ -126,8 +135,8 @@ class WinogradKernel final : public OwnKernel {
  public:
   WinogradKernel(const Graph& graph, const Op& op, const Winograd& g, int threads)
       : OwnKernel(graph, op, threads), g_(g), relu_(op.attributes.text("activation", "none") == "relu") {
-    in_ = image_of(graph.tensor(op.inputs[0]));
-    out_ = image_of(graph.tensor(g_.sums ? op.inputs[1] : op.outputs[0]));
+    in_ = image_of(graph.tensor(op.inputs[g_.in_slot]));
+    out_ = image_of(graph.tensor(g_.sums ? op.inputs[g_.out_slot] : op.outputs[0]));
     has_bias_ = g_.sums ? op.outputs.size() > 1 : op.inputs.size() > 2;
     const int64_t vectors = g_.out_channels / kLanes;
     panels_ = (vectors * kLanes + kPanel - 1) / kPanel;
@@ -270,7 +279,7 @@ class WinogradKernel final : public OwnKernel {
   void transform_patch(int64_t n, int64_t y0, int64_t x0, Range channels, float* row, const Exists& exists) const {
     const int64_t step = pixel(in_), image_row = g_.in_w * step, size = in_size();
     for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
-      const float* image = input(0) + in_.at(n, c, 0) + (y0 * g_.in_w + x0) * step;
+      const float* image = input(g_.in_slot) + in_.at(n, c, 0) + (y0 * g_.in_w + x0) * step;
       f32x16 between[kPoints * kIn];
       for (int j = 0; j < kIn; ++j) {
         f32x16 column[kIn];
@@ -383,7 +392,7 @@ class WinogradKernel final : public OwnKernel {
         const Place place = place_of(tile);
         const Range rows = inside(place.out_y, kOut, g_.out_h), columns = inside(place.out_x, kOut, g_.out_w);
         for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
-          const float* image = input(1) + out_.at(place.n, p.begin + c, place.out_y * g_.out_w + place.out_x);
+          const float* image = input(g_.out_slot) + out_.at(place.n, p.begin + c, place.out_y * g_.out_w + place.out_x);
           f32x16 between[kPoints * kOut];
           for (int64_t j = 0; j < kOut; ++j) {
             f32x16 column[kOut];
@@ -439,7 +448,7 @@ class WinogradKernel final : public OwnKernel {
         const Panel p = panel(i);
         write_weights(ins, p, sums + p.begin * g_.in_channels + ins.begin * p.width);
       }
-      if (has_bias_) sum_bias(share(g_.out_channels, part, parts_, kLanes));
+      if (has_bias_) sum_bias(part);
     });
   }
 
@@ -457,7 +466,7 @@ class WinogradKernel final : public OwnKernel {
           write_weights(ins, p, sums);
         }
       }
-      if (has_bias_) sum_bias(share(g_.out_channels, part, parts_, kLanes));
+      if (has_bias_) sum_bias(part);
     });
   }
 
@@ -484,13 +493,17 @@ class WinogradKernel final : public OwnKernel {
     }
   }
 
-  void sum_bias(Range channels) const {
+  // Over dy, the second operand.
+  void sum_bias(int part) const {
+    const Image& dy = g_.in_slot == 1 ? in_ : out_;
+    const Range channels = share(dy.channels, part, parts_, kLanes);
+    const int64_t pixels = g_.in_slot == 1 ? g_.in_h * g_.in_w : g_.out_h * g_.out_w;
     for (int64_t c = channels.begin; c < channels.end; c += kLanes) {
       double sums[kLanes] = {};
       for (int64_t n = 0; n < g_.images; ++n) {
-        const float* image = input(1) + out_.at(n, c, 0);
+        const float* image = input(1) + dy.at(n, c, 0);
         f32x16 sum{};
-        for (int64_t p = 0; p < g_.out_h * g_.out_w; ++p) sum += load(image + p * pixel(out_));
+        for (int64_t p = 0; p < pixels; ++p) sum += load(image + p * pixel(dy));
         add_lanes(sums, sum);
       }
       for (int64_t i = 0; i < kLanes; ++i) output(1)[c + i] = static_cast<float>(sums[i]);
@@ -499,7 +512,7 @@ class WinogradKernel final : public OwnKernel {
 
   Winograd g_;
   bool relu_ = false, has_bias_ = false;
-  Image in_, out_;  // of a gradient of weights, `out` is dy
+  Image in_, out_;
   bool by_panels_ = false;
   int64_t panels_ = 0, widest_ = 0;                   // of output channels
   int64_t in_row_ = 0;                                // floats to the next tile's row
@@ -545,7 +558,11 @@ std::unique_ptr<Kernel> make_winograd(const Graph& graph, const Op& op, std::str
 
 std::vector<NamedFactory> winograd_kernels() {
   const KernelFactory factory{winograd_specs, make_winograd, kName};
-  return {{"ConvForward", factory}, {"ConvBackwardData", factory}, {"ConvBackwardWeights", factory}};
+  std::vector<NamedFactory> kernels;
+  for (std::string_view type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
+                                "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"})
+    kernels.push_back({type, factory});
+  return kernels;
 }
 
 }  // namespace plimsoll::cpu
