@@ -21,8 +21,9 @@
 //   by tiles     A thread takes a block of tiles from its transform to its result, panel by panel. Transformed weights are shared.
 //   by panels    Where the weights are many and the tiles few, all tiles are transformed first; then a thread takes panels
 //                of output channels, whose weights it transforms a few input channels at a time.
-//   sums         The gradient of the weights is a sum over all tiles. By panels where all tiles fit at once: sums are
-//                transformed as soon as they are whole. Else tiles go by rounds, and threads divide the products.
+//   sums         The gradient of the weights is a sum over all tiles. With few weights a thread sums over its own tiles, so that
+//                threads have only these sums to exchange: their caches may be far apart. By panels where all tiles fit
+//                at once: sums are transformed as soon as they are whole. Else tiles go by rounds, and threads divide the products.
 #include "device/cpu/own_product.h"
 #include "device/cpu/own_row_blocks.h"
 #include "device/cpu/own_winograd.h"
@@ -38,6 +39,8 @@ constexpr int64_t kDepth = 128;                      // input channels of a pane
 constexpr int64_t kBlockBytes = 256 * 1024;          // of a thread's block of tiles, transformed
 constexpr int64_t kFewestBlockTiles = 24;            // of it, so that weights are read for many
 constexpr int64_t kSumBlockBytes = 4 * 1024 * 1024;  // of all tiles that a sum takes at a time
+constexpr int64_t kOwnSumBlockBytes = 512 * 1024;    // the same of a thread with sums of its own
+constexpr int64_t kMostOwnSums = 12 * 1024 * 1024;   // of all threads, where each has its own
 constexpr int64_t kWeightsBytes = 3 * 1024 * 1024;   // of transformed weights that may be shared, whatever the tiles
 constexpr int64_t kMostPanelTiles = 128;             // of which a thread holds a panel's results
 // Floats between matrices, and between rows: their sizes are powers of two, which share few lines of a cache.
@@ -145,16 +148,19 @@ class WinogradKernel final : public OwnKernel {
     choose_blocks();
     WorkspaceLayout layout;
     for (int part = 0; part < parts_; ++part) {
-      weights_at_.push_back(part > 0 && !by_panels_ ? weights_at_[0] : layout.place_floats(kProducts * weights_size()));
-      in_at_.push_back(part > 0 && (g_.sums || by_panels_) ? in_at_[0] : layout.place_floats(kProducts * in_size()));
-      out_at_.push_back(part > 0 && g_.sums ? out_at_[0] : layout.place_floats(kProducts * out_size()));
+      const auto place = [&](std::vector<int64_t>& at, bool shared, int64_t size) {
+        at.push_back(part > 0 && shared ? at[0] : layout.place_floats(kProducts * size));
+      };
+      place(weights_at_, !by_panels_ && !own_sums_, weights_size());
+      place(in_at_, (g_.sums || by_panels_) && !own_sums_, in_size());
+      place(out_at_, g_.sums && !own_sums_, out_size());
     }
     workspace_bytes_ = layout.bytes();
   }
 
   void run() override {
     if constexpr (!P::kToPixels) {
-      if (g_.sums) return by_panels_ ? run_sums_by_panels() : run_sums();
+      if (g_.sums) return own_sums_ ? run_own_sums() : by_panels_ ? run_sums_by_panels() : run_sums();
     }
     by_panels_ ? run_by_panels() : run_by_tiles();
   }
@@ -171,6 +177,13 @@ class WinogradKernel final : public OwnKernel {
     const int64_t weights = kProducts * g_.in_channels * g_.out_channels * kFloat;
     if (g_.sums) {
       const int64_t tile = kProducts * (g_.in_channels + g_.out_channels) * kFloat;
+      own_sums_ = tiles * tile > weights && parts_ * weights <= kMostOwnSums;
+      if (own_sums_) {
+        const int64_t most = std::max<int64_t>(kPanel, kOwnSumBlockBytes / tile);
+        const int64_t own = (tiles + parts_ - 1) / parts_, blocks = (own + most - 1) / most;
+        block_ = (own + blocks - 1) / blocks;
+        return;
+      }
       const int64_t most = std::max<int64_t>(kPanel, kSumBlockBytes / tile);
       by_panels_ = tiles <= most && weights > kWeightsBytes && panels_divide();
       const int64_t rounds = (tiles + most - 1) / most;
@@ -283,6 +296,9 @@ class WinogradKernel final : public OwnKernel {
       f32x16 between[kPoints * kIn];
       for (int j = 0; j < kIn; ++j) {
         f32x16 column[kIn];
+        if (j >= kIn - P::kInStep) {  // the next tile of the row reads what this one has not read
+          for (int i = 0; i < kIn; ++i) __builtin_prefetch(image + i * image_row + (j + P::kInStep) * step);
+        }
         for (int i = 0; i < kIn; ++i) column[i] = exists(i, j) ? load(image + i * image_row + j * step) : f32x16{};
         P::in(between + j, kIn, column, 1);
       }
@@ -411,11 +427,11 @@ class WinogradKernel final : public OwnKernel {
     }
   }
 
-  // One of the products of a panel, over tiles that were transformed: rows of its width by input channel.
-  void sum(int64_t product, int64_t tiles, const Panel& panel, Range ins, bool adds, float* to) const {
+  // One of the products of a panel, over tiles that `part` has or shares: rows of its width by input channel.
+  void sum(int part, int64_t product, int64_t tiles, const Panel& panel, Range ins, bool adds, float* to) const {
     const ProductSizes sizes{.rows = ins.end - ins.begin, .columns = panel.width, .depth = tiles};
-    const float* v = at(in_at_[0]) + product * in_size() + ins.begin;
-    const float* m = at(out_at_[0]) + product * out_size() + panel.begin * tiles;
+    const float* v = at(in_at_[part]) + product * in_size() + ins.begin;
+    const float* m = at(out_at_[part]) + product * out_size() + panel.begin * tiles;
     multiply_or_add(adds, sizes, {v, 1, in_row_}, m, to);
   }
   void transform_both(Range tiles) const {
@@ -425,6 +441,46 @@ class WinogradKernel final : public OwnKernel {
       transform_inputs(all, tiles.begin, at(in_at_[0]));
       transform_gradients(all, tiles.begin, tiles.end - tiles.begin, at(out_at_[0]));
     });
+  }
+
+  void run_own_sums() const {
+    for_each_part(parts_, [&](int part) {
+      const Range own = share(g_.tiles(), part, parts_);
+      for (int64_t begin = own.begin; begin < own.end; begin += block_) {
+        const Range tiles{begin, std::min(begin + block_, own.end)};
+        const int64_t count = tiles.end - tiles.begin;
+        transform_inputs(tiles, begin, at(in_at_[part]));
+        transform_gradients(tiles, begin, count, at(out_at_[part]));
+        for (int64_t product = 0; product < kProducts; ++product) {
+          for (int64_t i = 0; i < panels_; ++i) {
+            const Panel p = panel(i);
+            sum(part, product, count, p, {0, g_.in_channels}, begin > own.begin,
+                at(weights_at_[part]) + product * weights_size() + p.begin * g_.in_channels);
+          }
+        }
+      }
+    });
+    for_each_part(parts_, [&](int part) {
+      const Range ins = share(g_.in_channels, part, parts_, kLanes);
+      for (int64_t i = 0; i < panels_; ++i) {
+        const Panel p = panel(i);
+        const int64_t first = p.begin * g_.in_channels + ins.begin * p.width;
+        for (int other = 1; other < parts_; ++other) {
+          const Range theirs = share(g_.tiles(), other, parts_);
+          if (theirs.begin < theirs.end) add_sums(other, first, (ins.end - ins.begin) * p.width);
+        }
+        write_weights(ins, p, at(weights_at_[0]) + first);
+      }
+      if (has_bias_) sum_bias(part);
+    });
+  }
+  // Another part's sums to those of the first, of so many weights from `first` on.
+  void add_sums(int other, int64_t first, int64_t count) const {
+    for (int64_t product = 0; product < kProducts; ++product) {
+      float* const to = at(weights_at_[0]) + product * weights_size() + first;
+      const float* const from = at(weights_at_[other]) + product * weights_size() + first;
+      for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(to + i) + load(from + i));
+    }
   }
 
   void run_sums() const {
@@ -437,7 +493,7 @@ class WinogradKernel final : public OwnKernel {
         for (int64_t item = own.begin; item < own.end; ++item) {
           const Panel p = panel(item % panels_);
           const int64_t product = item / panels_;
-          sum(product, tiles.end - tiles.begin, p, {0, g_.in_channels}, begin > 0,
+          sum(part, product, tiles.end - tiles.begin, p, {0, g_.in_channels}, begin > 0,
               sums + product * weights_size() + p.begin * g_.in_channels);
         }
       });
@@ -462,7 +518,7 @@ class WinogradKernel final : public OwnKernel {
         for (int64_t in = 0; in < g_.in_channels; in += kDepth) {
           const Range ins{in, std::min(in + kDepth, g_.in_channels)};
           for (int64_t product = 0; product < kProducts; ++product)
-            sum(product, g_.tiles(), p, ins, false, sums + product * weights_size());
+            sum(part, product, g_.tiles(), p, ins, false, sums + product * weights_size());
           write_weights(ins, p, sums);
         }
       }
@@ -513,7 +569,7 @@ class WinogradKernel final : public OwnKernel {
   Winograd g_;
   bool relu_ = false, has_bias_ = false;
   Image in_, out_;
-  bool by_panels_ = false;
+  bool by_panels_ = false, own_sums_ = false;
   int64_t panels_ = 0, widest_ = 0;                   // of output channels
   int64_t in_row_ = 0;                                // floats to the next tile's row
   int64_t block_ = 0;                                 // tiles that lie transformed at a time
