@@ -389,6 +389,7 @@ class WinogradKernel final : public OwnKernel {
         float* image = output(0) + out_.at(place.n, channel, 0) + (place.out_y * g_.out_w + place.out_x) * step;
         for (int64_t i = rows.begin; i < rows.end; ++i) {
           f32x16 y[kOut];
+          for (int j = 0; j < kOut; ++j) __builtin_prefetch(image + (i * g_.out_w + j + kOut) * step, 1);
           P::out(y, 1, between + i * kPoints, 1);
           for (int64_t j = columns.begin; j < columns.end; ++j) {
             const f32x16 sum = y[j] + bias;
@@ -412,6 +413,7 @@ class WinogradKernel final : public OwnKernel {
           f32x16 between[kPoints * kOut];
           for (int64_t j = 0; j < kOut; ++j) {
             f32x16 column[kOut];
+            for (int64_t i = 0; i < kOut; ++i) __builtin_prefetch(image + (i * g_.out_w + j + kOut) * step);
             for (int64_t i = 0; i < kOut; ++i)
               column[i] = i < rows.end && j < columns.end ? load(image + (i * g_.out_w + j) * step) : f32x16{};
             P::gradient(between + j, kOut, column, 1);
