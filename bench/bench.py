@@ -895,7 +895,7 @@ def attention(o, model, batch):
     return [{"model": model, "batch": batch, **{kind: {"ms": ms, "gflop": gflop} for kind, (ms, gflop) in sums.items() if kind}}]
 
 
-WINOGRAD = 4  # F(4x4, 3x3) does 36 multiplications where 144 are counted
+WINOGRAD = {(3, 1): 144 / 36, (5, 1): 100 / 36, (3, 2): 144 / 81, (4, 2): 256 / 100, (5, 2): 400 / 121}  # by taps and stride: multiplications that are counted, of those that it does
 
 
 @part("roofline", 3, PEERS, [("lenet", 32)])
@@ -911,7 +911,7 @@ def roofline(o, model, batch):
             kind = "convolutions by Winograd" if winograd else "other convolutions" if span["op"].startswith("Conv") else "the rest"
             is_product = span["op"].startswith(("Conv", "FullyConnected", "MatMul"))
             entry = kinds.setdefault(kind, {"ms": 0.0, "arithmetic_ms": 0.0, "memory_ms": 0.0, "least_ms": 0.0, "product_ms": 0.0})
-            arithmetic_ms = span["gflop"] / (WINOGRAD if winograd else 1) / peak["gflops"] * 1000
+            arithmetic_ms = span["gflop"] / (WINOGRAD[span["taps"][0], span["stride"][0]] if winograd else 1) / peak["gflops"] * 1000
             memory_ms = span["least_bytes"] / peak["read_gb_per_s"] / 1e6
             least_ms = max(arithmetic_ms, memory_ms)
             product_ms = max(least_ms, arithmetic_ms * peak["gflops"] / peak["product_gflops"]) if is_product else least_ms

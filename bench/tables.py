@@ -497,8 +497,8 @@ def roofline(r):
                      f"{theirs:.0f}" if theirs else "", f"{theirs / x['step_ms']:.2f}x" if theirs else "", *against))
     most = lambda key: max(x["peak"].get(key, 0) for x in r.rows())
     product = f"oneDNN's fastest product of matrices here ({most('product_gflops'):.0f} GFLOP/s)" if most("product_gflops") else "oneDNN's fastest product of matrices (not measured yet)"
-    return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({most('gflops'):.0f} GFLOP/s on all cores, a quarter "
-            f"of them where the kernel is Winograd's), or what it must read and write at the rate of reading ({most('read_gb_per_s'):.1f} GB/s), whichever is "
+    return (f"What a step would take with each op at this machine's peak: its multiply-adds in registers ({most('gflops'):.0f} GFLOP/s on all cores, fewer "
+            f"of them where the kernel is Winograd's, of 3 x 3 taps a quarter), or what it must read and write at the rate of reading ({most('read_gb_per_s'):.1f} GB/s), whichever is "
             "longer; but no more than it took, where its operands still lay in a cache. It is a bound that no library reaches: transforms, packing and the ends of loops are "
             f"not in it. Beside it, what a step would take if no convolution and no product were faster than {product}. The last columns say by how much the step that was measured, and those two, beat PyTorch's "
             "fastest of the table of images per second.\n\n"

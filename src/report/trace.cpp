@@ -100,6 +100,12 @@ class Trace {
                  {"gflop", work.flops / 1e9},
                  {"least_bytes", work.bytes}};
     if (record.together) args["share_of_one_launch"] = true;
+    if (op.type->name.starts_with("Conv")) {
+      const bool sums = op.type->name.ends_with("BackwardWeights");
+      const Shape& weights = graph_.tensor(sums ? op.outputs[0] : op.inputs[1]).shape;
+      args["taps"] = Shape(weights.begin() + 2, weights.end());
+      args["stride"] = op.attributes.integers("stride", Shape(weights.size() - 2, 1));
+    }
     events_.push_back({{"ph", "X"},
                        {"pid", process},
                        {"tid", row_of(record)},

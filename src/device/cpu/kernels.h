@@ -51,7 +51,7 @@ std::vector<NamedFactory> softmax_kernels();
 std::vector<NamedFactory> sort_kernels();      // Sort, TopK
 std::vector<NamedFactory> take_kernels();      // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();    // SGD, Adam, sums of gradients
-std::vector<NamedFactory> winograd_kernels();  // convolutions of 3x3, beside oneDNN's
+std::vector<NamedFactory> winograd_kernels();  // convolutions of 3x3 to 5x5, beside oneDNN's
 
 // The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.
 Layout family_layout(LayoutFamily family, size_t rank);
