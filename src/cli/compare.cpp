@@ -149,7 +149,8 @@ class Comparison {
     options.name_minimum = true;
     auto result = costs_ ? compile_graph(costs_->graph, costs_->kernels, *session_.device, session_.costs, options)
                          : within_process(compile_step(flags_, network_, session_, options, false), flags_, process_);
-    if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+      if (batch_ == 0) leave_out_batch(infeasible->suggestion);
       write_infeasible(name, *infeasible);
       return false;
     }

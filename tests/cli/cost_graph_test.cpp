@@ -143,6 +143,20 @@ TEST_F(CliCostGraph, IsComparedByPolicyAndGrownByItsBatch) {
   EXPECT_EQ(run("max --graph " + write("chain.json", chain(4).dump()) + " --memory 1MiB").code, 2);
 }
 
+TEST_F(CliCostGraph, WithoutABatchHasNoneToLower) {
+  const std::string file = write("chain.json", chain(8).dump());
+  for (const char* command : {"plan --graph ", "compare --policies auto liveness --graph "}) {
+    const std::vector<json> rows = run(command + file + " --memory 10KiB --json -").lines();
+    ASSERT_FALSE(rows.empty());
+    for (const json& row : rows) {
+      EXPECT_EQ(row.at("feasible"), false);
+      const std::string suggestion = row.at("suggestion");
+      EXPECT_THAT(suggestion, HasSubstr("raise --memory"));
+      EXPECT_THAT(suggestion, testing::Not(HasSubstr("--batch")));
+    }
+  }
+}
+
 TEST_F(CliCostGraph, LeavesTheArenaForTiers) {
   const std::string file = write("chain.json", chain(8).dump());
   const json plan =
