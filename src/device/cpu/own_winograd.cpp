@@ -24,9 +24,9 @@
 //   sums         The gradient of the weights is a sum over all tiles. With few weights a thread sums over its own tiles, so that
 //                threads have only these sums to exchange: their caches may be far apart. By panels where all tiles fit
 //                at once: sums are transformed as soon as they are whole. Else tiles go by rounds, and threads divide the products.
+#include "device/cpu/own_winograd.h"
 #include "device/cpu/own_product.h"
 #include "device/cpu/own_row_blocks.h"
-#include "device/cpu/own_winograd.h"
 #include "ops/window.h"
 
 namespace plimsoll::cpu {
@@ -51,7 +51,7 @@ constexpr int64_t kApart = 80, kRowApart = 16;
 struct Winograd {
   bool to_data = false, sums = false;
   size_t in_slot = 0, out_slot = 0;  // `out_slot`: an operand's, of sums; else a result's
-  bool odd_padding = false;  // at both sides
+  bool odd_padding = false;          // at both sides
   int taps = 0, stride = 0;
   int64_t in_channels = 0, out_channels = 0;
   int64_t in_h = 0, in_w = 0, out_h = 0, out_w = 0;

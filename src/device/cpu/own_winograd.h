@@ -223,14 +223,14 @@ struct Pass {
       });
     } else {
       f32x16 sum[2][kTile];
-      for_each_phase(
-          [&]<int phase>() PLIMSOLL_INLINED { Of<phase>::out(sum[phase], 1, m + point_of(phase) * step, step); });
+      for_each_phase([&]<int phase>()
+                         PLIMSOLL_INLINED { Of<phase>::out(sum[phase], 1, m + point_of(phase) * step, step); });
       for (int i = 0; i < kTile; ++i) to[i * to_step] = sum[0][i] + sum[1][i];
     }
   }
   PLIMSOLL_INLINE static void gradient(f32x16* to, int to_step, const f32x16* y, int step) {
-    for_each_phase(
-        [&]<int phase>() PLIMSOLL_INLINED { Of<phase>::gradient(to + point_of(phase) * to_step, to_step, y, step); });
+    for_each_phase([&]<int phase>()
+                       PLIMSOLL_INLINED { Of<phase>::gradient(to + point_of(phase) * to_step, to_step, y, step); });
   }
   PLIMSOLL_INLINE static void weights(f32x16* to, int to_step, const f32x16* w, int step) {
     for_each_phase([&]<int phase>() PLIMSOLL_INLINED {
