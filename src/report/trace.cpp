@@ -103,8 +103,9 @@ class Trace {
     if (op.type->name.starts_with("Conv")) {
       const bool sums = op.type->name.ends_with("BackwardWeights");
       const Shape& weights = graph_.tensor(sums ? op.outputs[0] : op.inputs[1]).shape;
-      args["taps"] = Shape(weights.begin() + 2, weights.end());
-      args["stride"] = op.attributes.integers("stride", Shape(weights.size() - 2, 1));
+      const auto sides = static_cast<int64_t>(graph_.tensor(op.inputs[0]).shape.size()) - 2;  // weights may have groups
+      args["taps"] = Shape(weights.end() - sides, weights.end());
+      args["stride"] = op.attributes.integers("stride", Shape(sides, 1));
     }
     events_.push_back({{"ph", "X"},
                        {"pid", process},

@@ -22,6 +22,7 @@ struct OpCase {
   std::map<size_t, std::vector<double>> values = {};  // of inputs that are not drawn from a normal distribution
   double tolerance = 2e-5;  // relative to the largest element of the tensor, or absolute below 1
   uint64_t seed = 1;
+  std::vector<int> threads = {1, 2};
 };
 
 namespace own_test {
@@ -150,7 +151,7 @@ inline void expect_like_reference(const OpCase& test) {
   }
 
   for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
-    for (int threads : {1, 2}) {
+    for (int threads : test.threads) {
       if (threads > 1 && bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs) < 32_KiB)
         continue;  // all run serially
       SCOPED_TRACE(std::string(to_string(family)) + ", " + std::to_string(threads) + " threads");

@@ -27,7 +27,6 @@
 #include "device/cpu/own_winograd.h"
 #include "device/cpu/own_product.h"
 #include "device/cpu/own_row_blocks.h"
-#include "ops/window.h"
 
 namespace plimsoll::cpu {
 namespace {
@@ -177,7 +176,7 @@ class WinogradKernel final : public OwnKernel {
     const int64_t weights = kProducts * g_.in_channels * g_.out_channels * kFloat;
     if (g_.sums) {
       const int64_t tile = kProducts * (g_.in_channels + g_.out_channels) * kFloat;
-      own_sums_ = tiles * tile > weights && parts_ * weights <= kMostOwnSums;
+      own_sums_ = tiles >= parts_ && tiles * tile > weights && parts_ * weights <= kMostOwnSums;
       if (own_sums_) {
         const int64_t most = std::max<int64_t>(kPanel, kOwnSumBlockBytes / tile);
         const int64_t own = (tiles + parts_ - 1) / parts_, blocks = (own + most - 1) / most;
@@ -445,6 +444,7 @@ class WinogradKernel final : public OwnKernel {
     });
   }
 
+  // Each part has tiles.
   void run_own_sums() const {
     for_each_part(parts_, [&](int part) {
       const Range own = share(g_.tiles(), part, parts_);
@@ -467,10 +467,7 @@ class WinogradKernel final : public OwnKernel {
       for (int64_t i = 0; i < panels_; ++i) {
         const Panel p = panel(i);
         const int64_t first = p.begin * g_.in_channels + ins.begin * p.width;
-        for (int other = 1; other < parts_; ++other) {
-          const Range theirs = share(g_.tiles(), other, parts_);
-          if (theirs.begin < theirs.end) add_sums(other, first, (ins.end - ins.begin) * p.width);
-        }
+        for (int other = 1; other < parts_; ++other) add_sums(other, first, (ins.end - ins.begin) * p.width);
         write_weights(ins, p, at(weights_at_[0]) + first);
       }
       if (has_bias_) sum_bias(part);

@@ -9,7 +9,8 @@
 namespace plimsoll::cpu::winograd {
 
 // F(kTile, kTaps): so many outputs of so many taps by kTile + kTaps - 1 products instead of kTile * kTaps. What is convolved
-// are polynomials' coefficients, and products are their values at 0, 1, -1, 2, -2 and infinity, as many of these as it takes.
+// are polynomials' coefficients, and products are their values at 0, 1, -1, 2, -2 and infinity, as many of these as it takes (none where
+// there is one tap).
 //
 //   in        B'  pixels to points       out       A'  points to outputs
 //   weights   G   taps to points         sums      G'  points to taps: weights turned round

@@ -76,6 +76,16 @@ TEST(OwnWinograd, BackwardToWeightsIsTheReference) {
   }
 }
 
+TEST(OwnWinograd, MoreThreadsThanTilesSumNothingTwiceNorWhatIsNotThere) {
+  for (const int64_t stride : {1, 2}) {
+    const ConvCase c{.images = 11, .in = 16, .out = 32, .height = 4 * stride, .width = 4 * stride, .stride = stride};
+    OpCase test{.type = "ConvBackwardWeights", .inputs = {{c.x()}, {c.dy()}}, .tolerance = kTolerance, .threads = {12}};
+    test.attributes = c.attributes();
+    test.attributes.set("kernel", std::vector<int64_t>{3, 3});
+    expect_like_reference(test);
+  }
+}
+
 // Of a transposed convolution x is the other's dy.
 TEST(OwnWinograd, TransposedPassesAreTheReference) {
   for (const ConvCase& c : kCases) {
