@@ -462,7 +462,7 @@ def exactness(r):
 def families(r):
     rows = [(first[0], x["op"], x["count"], f"{x['ms']:.1f}", percent(x["share"]), f"{x['gflops']:.0f}" if x["gflops"] >= 1 else "")
             for x, first in named(r.rows(), Ages(r)) if x["share"] >= 0.02]
-    return ("By op, from the trace of one step. GFLOP/s counts a multiply-add as two; Winograd kernels do a quarter of the multiplications they "
+    return ("By op, from the trace of one step. GFLOP/s counts a multiply-add as two; Winograd kernels do fewer multiplications than they "
             "are counted for, so they can exceed the machine's peak.\n\n" + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows))
 
 

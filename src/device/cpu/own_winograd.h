@@ -77,102 +77,100 @@ struct Minimal<4, 2> {
   }
 };
 
-// At 0, 1, -1, 2, -2 and infinity, whatever the six pixels become.
-PLIMSOLL_INLINE void six_points(f32x16* to, int to_step, const f32x16* d, int step) {
-  const f32x16 four = splat(4.0f), five = splat(5.0f);
-  const f32x16 d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-  const f32x16 a = d4 - four * d2, b = d3 - four * d1, c = d4 - d2, e = d3 - d1, e2 = e + e;
-  to[0] = four * d0 - five * d2 + d4;
-  to[to_step] = a + b;
-  to[2 * to_step] = a - b;
-  to[3 * to_step] = c + e2;
-  to[4 * to_step] = c - e2;
-  to[5 * to_step] = four * d1 - five * d3 + d5;
-}
+// At 0, 1, -1, 2, -2 and infinity. The values at x and -x are the sum and the difference of an even and an odd part: `a` and `b` at
+// 1, `c` and `d` at 2.
+struct SixPoints {
+  f32x16 zero, a, b, c, d, infinity;
 
-template <>
-struct Minimal<4, 3> {
+  // Of values at the points, the sums and differences of those at x and -x.
+  PLIMSOLL_INLINE static SixPoints of(const f32x16* m, int step) {
+    return {
+        m[0],       m[step] + m[2 * step], m[step] - m[2 * step], m[3 * step] + m[4 * step], m[3 * step] - m[4 * step],
+        m[5 * step]};
+  }
+  PLIMSOLL_INLINE void put(f32x16* to, int step) const {
+    to[0] = zero;
+    to[step] = a + b;
+    to[2 * step] = a - b;
+    to[3 * step] = c + d;
+    to[4 * step] = c - d;
+    to[5 * step] = infinity;
+  }
+};
+
+// In is the same, whatever the six pixels become.
+struct MinimalAtSix {
   PLIMSOLL_INLINE static void in(f32x16* to, int to_step, const f32x16* d, int step) {
-    six_points(to, to_step, d, step);
-  }
-  PLIMSOLL_INLINE static void out(f32x16* to, int to_step, const f32x16* m, int step) {
-    const f32x16 a = m[step] + m[2 * step], b = m[step] - m[2 * step];
-    const f32x16 c = m[3 * step] + m[4 * step], d = m[3 * step] - m[4 * step];
-    to[0] = m[0] + a + c;
-    to[to_step] = b + (d + d);
-    to[2 * to_step] = a + splat(4.0f) * c;
-    to[3 * to_step] = b + splat(8.0f) * d + m[5 * step];
-  }
-  PLIMSOLL_INLINE static void gradient(f32x16* to, int to_step, const f32x16* y, int step) {
-    const f32x16 y0 = y[0], y1 = y[step], y2 = y[2 * step], y3 = y[3 * step];
-    const f32x16 a = y0 + y2, b = y1 + y3, c = y0 + splat(4.0f) * y2, d = y1 + y1 + splat(8.0f) * y3;
-    to[0] = y0;
-    to[to_step] = a + b;
-    to[2 * to_step] = a - b;
-    to[3 * to_step] = c + d;
-    to[4 * to_step] = c - d;
-    to[5 * to_step] = y3;
-  }
-  PLIMSOLL_INLINE static void weights(f32x16* to, int to_step, const f32x16* w, int step) {
-    const f32x16 a = (w[0] + w[2 * step]) * splat(-1.0f / 6), b = w[step] * splat(-1.0f / 6);
-    const f32x16 c = w[0] * splat(1.0f / 24) + w[2 * step] * splat(1.0f / 6), d = w[step] * splat(1.0f / 12);
-    to[0] = w[0] * splat(0.25f);
-    to[to_step] = a + b;
-    to[2 * to_step] = a - b;
-    to[3 * to_step] = c + d;
-    to[4 * to_step] = c - d;
-    to[5 * to_step] = w[2 * step];
-  }
-  PLIMSOLL_INLINE static void sums(f32x16* to, int to_step, const f32x16* u, int step) {
-    const f32x16 sixth = splat(-1.0f / 6);
-    const f32x16 a = (u[step] + u[2 * step]) * sixth, b = (u[step] - u[2 * step]) * sixth;
-    const f32x16 c = u[3 * step] + u[4 * step], d = u[3 * step] - u[4 * step];
-    to[0] = u[0] * splat(0.25f) + a + c * splat(1.0f / 24);
-    to[to_step] = b + d * splat(1.0f / 12);
-    to[2 * to_step] = a + c * splat(1.0f / 6) + u[5 * step];
+    const f32x16 four = splat(4.0f), five = splat(5.0f);
+    const f32x16 d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
+    const f32x16 e = d3 - d1;
+    SixPoints{four * d0 - five * d2 + d4, d4 - four * d2, d3 - four * d1, d4 - d2, e + e, four * d1 - five * d3 + d5}
+        .put(to, to_step);
   }
 };
 
 template <>
-struct Minimal<2, 5> {
-  PLIMSOLL_INLINE static void in(f32x16* to, int to_step, const f32x16* d, int step) {
-    six_points(to, to_step, d, step);
-  }
+struct Minimal<4, 3> : MinimalAtSix {
   PLIMSOLL_INLINE static void out(f32x16* to, int to_step, const f32x16* m, int step) {
-    const f32x16 d = m[3 * step] - m[4 * step];
-    to[0] = m[0] + (m[step] + m[2 * step]) + (m[3 * step] + m[4 * step]);
-    to[to_step] = (m[step] - m[2 * step]) + (d + d) + m[5 * step];
+    const SixPoints p = SixPoints::of(m, step);
+    to[0] = p.zero + p.a + p.c;
+    to[to_step] = p.b + (p.d + p.d);
+    to[2 * to_step] = p.a + splat(4.0f) * p.c;
+    to[3 * to_step] = p.b + splat(8.0f) * p.d + p.infinity;
   }
   PLIMSOLL_INLINE static void gradient(f32x16* to, int to_step, const f32x16* y, int step) {
-    const f32x16 y0 = y[0], y1 = y[step], two = y1 + y1;
-    to[0] = y0;
-    to[to_step] = y0 + y1;
-    to[2 * to_step] = y0 - y1;
-    to[3 * to_step] = y0 + two;
-    to[4 * to_step] = y0 - two;
-    to[5 * to_step] = y1;
+    const f32x16 y0 = y[0], y1 = y[step], y2 = y[2 * step], y3 = y[3 * step];
+    SixPoints{y0, y0 + y2, y1 + y3, y0 + splat(4.0f) * y2, y1 + y1 + splat(8.0f) * y3, y3}.put(to, to_step);
+  }
+  PLIMSOLL_INLINE static void weights(f32x16* to, int to_step, const f32x16* w, int step) {
+    const f32x16 w0 = w[0], w1 = w[step], w2 = w[2 * step], sixth = splat(-1.0f / 6);
+    SixPoints{w0 * splat(0.25f),
+              (w0 + w2) * sixth,
+              w1 * sixth,
+              w0 * splat(1.0f / 24) + w2 * splat(1.0f / 6),
+              w1 * splat(1.0f / 12),
+              w2}
+        .put(to, to_step);
+  }
+  PLIMSOLL_INLINE static void sums(f32x16* to, int to_step, const f32x16* u, int step) {
+    const SixPoints p = SixPoints::of(u, step);
+    const f32x16 a = p.a * splat(-1.0f / 6), b = p.b * splat(-1.0f / 6);
+    to[0] = p.zero * splat(0.25f) + a + p.c * splat(1.0f / 24);
+    to[to_step] = b + p.d * splat(1.0f / 12);
+    to[2 * to_step] = a + p.c * splat(1.0f / 6) + p.infinity;
+  }
+};
+
+template <>
+struct Minimal<2, 5> : MinimalAtSix {
+  PLIMSOLL_INLINE static void out(f32x16* to, int to_step, const f32x16* m, int step) {
+    const SixPoints p = SixPoints::of(m, step);
+    to[0] = p.zero + p.a + p.c;
+    to[to_step] = p.b + (p.d + p.d) + p.infinity;
+  }
+  PLIMSOLL_INLINE static void gradient(f32x16* to, int to_step, const f32x16* y, int step) {
+    const f32x16 y0 = y[0], y1 = y[step];
+    SixPoints{y0, y0, y1, y0, y1 + y1, y1}.put(to, to_step);
   }
   PLIMSOLL_INLINE static void weights(f32x16* to, int to_step, const f32x16* w, int step) {
     const f32x16 w0 = w[0], w1 = w[step], w2 = w[2 * step], w3 = w[3 * step], w4 = w[4 * step];
-    const f32x16 a = (w0 + w2 + w4) * splat(-1.0f / 6), b = (w1 + w3) * splat(-1.0f / 6);
-    const f32x16 c = w0 * splat(1.0f / 24) + w2 * splat(1.0f / 6) + w4 * splat(2.0f / 3);
-    const f32x16 d = w1 * splat(1.0f / 12) + w3 * splat(1.0f / 3);
-    to[0] = w0 * splat(0.25f);
-    to[to_step] = a + b;
-    to[2 * to_step] = a - b;
-    to[3 * to_step] = c + d;
-    to[4 * to_step] = c - d;
-    to[5 * to_step] = w4;
+    const f32x16 sixth = splat(-1.0f / 6);
+    SixPoints{w0 * splat(0.25f),
+              (w0 + w2 + w4) * sixth,
+              (w1 + w3) * sixth,
+              w0 * splat(1.0f / 24) + w2 * splat(1.0f / 6) + w4 * splat(2.0f / 3),
+              w1 * splat(1.0f / 12) + w3 * splat(1.0f / 3),
+              w4}
+        .put(to, to_step);
   }
   PLIMSOLL_INLINE static void sums(f32x16* to, int to_step, const f32x16* u, int step) {
-    const f32x16 sixth = splat(-1.0f / 6);
-    const f32x16 a = (u[step] + u[2 * step]) * sixth, b = (u[step] - u[2 * step]) * sixth;
-    const f32x16 c = u[3 * step] + u[4 * step], d = u[3 * step] - u[4 * step];
-    to[0] = u[0] * splat(0.25f) + a + c * splat(1.0f / 24);
-    to[to_step] = b + d * splat(1.0f / 12);
-    to[2 * to_step] = a + c * splat(1.0f / 6);
-    to[3 * to_step] = b + d * splat(1.0f / 3);
-    to[4 * to_step] = a + c * splat(2.0f / 3) + u[5 * step];
+    const SixPoints p = SixPoints::of(u, step);
+    const f32x16 a = p.a * splat(-1.0f / 6), b = p.b * splat(-1.0f / 6);
+    to[0] = p.zero * splat(0.25f) + a + p.c * splat(1.0f / 24);
+    to[to_step] = b + p.d * splat(1.0f / 12);
+    to[2 * to_step] = a + p.c * splat(1.0f / 6);
+    to[3 * to_step] = b + p.d * splat(1.0f / 3);
+    to[4 * to_step] = a + p.c * splat(2.0f / 3) + p.infinity;
   }
 };
 
