@@ -122,6 +122,25 @@ TEST(Trace, HasARowForEachEngineAndABarForEachCopyAsMeasured) {
   }
 }
 
+TEST(Trace, TellsTapsAndStridesOfConvolutions) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {1, 4, 8, 8}, DType::f32, Role::input);
+  const TensorId each = graph.add_source("each", {4, 1, 1, 5, 3}, DType::f32, Role::parameter);
+  const TensorId all = graph.add_source("all", {2, 4, 3, 3}, DType::f32, Role::parameter);
+  const OpId grouped = graph.add_op("ConvForward", "grouped", "grouped", {x, each}, {{"groups", int64_t{4}}});
+  const OpId strided =
+      graph.add_op("ConvForward", "strided", "strided", {x, all}, {{"stride", std::vector<int64_t>{2, 1}}});
+  Plan plan;
+  plan.steps = {{.op = grouped, .kernel = "own"}, {.op = strided, .kernel = "own"}};
+  const json trace = json::parse(trace_json(graph, plan, std::vector<StepRecord>{{1, 2}, {2, 3}}));
+  json told;
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.at("pid") != 2 || event.at("ph") != "X") continue;
+    told[event.at("name").get<std::string>()] = {event.at("args").at("taps"), event.at("args").at("stride")};
+  }
+  EXPECT_EQ(told, (json{{"grouped", {{5, 3}, {1, 1}}}, {"strided", {{3, 3}, {2, 1}}}}));
+}
+
 // y takes x's place, so that the two megabytes that are booked are one.
 TEST(Trace, CountsBytesThatTwoTensorsShareOnce) {
   Graph graph;
