@@ -275,9 +275,26 @@ std::shared_ptr<const Descents> Flow::find(SharedDescents& shared) {
 
 const LaidOut* Flow::lay_out(const Choice& choice) {
   const std::lock_guard lock(mutex_);
-  auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
+  auto [place, fresh] = laid_out_.try_emplace(key_of(choice));
   if (fresh) place->second = selection_.choose(choice);
   return place->second ? &*place->second : nullptr;
+}
+
+bool Flow::copies_beside_compute() const {
+  const std::vector<TierInfo>& tiers = options_.tiers.empty() ? device_.info().tiers : options_.tiers;
+  return std::ranges::any_of(tiers, &TierInfo::beside_compute);
+}
+
+std::vector<double> Flow::prices(const Choice& choice) {
+  const LaidOut* laid = lay_out(choice);
+  const std::lock_guard lock(mutex_);
+  return laid == nullptr ? std::vector<double>() : selection_.prices(*laid, choice);
+}
+
+std::vector<Bytes> Flow::workspaces(const Choice& choice) {
+  const LaidOut* laid = lay_out(choice);
+  const std::lock_guard lock(mutex_);
+  return laid == nullptr ? std::vector<Bytes>() : selection_.workspaces(*laid, choice);
 }
 
 bool Flow::has_divided() {
@@ -348,7 +365,7 @@ double Flow::likely_ms(const Choice& choice, const Choice& known, double known_m
 
 double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {
   const std::lock_guard lock(mutex_);
-  auto [place, fresh] = gains_.try_emplace({choice.family, choice.limit, choice.divide}, 0);
+  auto [place, fresh] = gains_.try_emplace(key_of(choice), 0);
   if (!fresh) return place->second;
   const auto fastest = selection_.upgrade(laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
   if (fastest) place->second = laid.layouts.estimated_ms - fastest->layouts.estimated_ms;
@@ -357,7 +374,7 @@ double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {
 
 std::shared_ptr<const ValueTimeline> Flow::timeline_of(const Choice& choice, const LaidOut& laid) {
   const std::lock_guard lock(mutex_);
-  auto [place, fresh] = timelines_.try_emplace({choice.family, choice.limit, choice.divide});
+  auto [place, fresh] = timelines_.try_emplace(key_of(choice));
   if (fresh) {
     const Route route = route_of(laid.graph, options_);
     place->second = input_for(laid.graph, route, laid.layouts.kernels, device_, costs_, options_, {"auto"}).timeline;

@@ -97,6 +97,12 @@ class Flow {
   // The layouts of a choice; null where none are within the limits on workspace.
   const LaidOut* lay_out(const Choice& choice);
 
+  bool copies_beside_compute() const;
+
+  // As KernelSelection has them, in the layouts of a choice that has some.
+  std::vector<double> prices(const Choice& choice);
+  std::vector<Bytes> workspaces(const Choice& choice);
+
   // Whether any choice that was laid out divides a batch.
   bool has_divided();
 
@@ -135,7 +141,8 @@ class Flow {
   const CompileOptions& options_;
   std::mutex mutex_;  // of what follows
   KernelSelection selection_;
-  using Key = std::tuple<std::optional<LayoutFamily>, Bytes, bool>;
+  using Key = std::tuple<std::optional<LayoutFamily>, Bytes, bool, double>;
+  static Key key_of(const Choice& choice) { return {choice.family, choice.limit, choice.divide, choice.ms_of_byte}; }
   std::map<Key, std::optional<LaidOut>> laid_out_;  // by choice
   std::map<Key, std::shared_ptr<const ValueTimeline>> timelines_;
   std::map<Key, double> gains_;  // by choice: ms that the fastest kernels take less

@@ -11,6 +11,7 @@
 
 #include "base/parallel.h"
 #include "compile/attempt.h"
+#include "compile/choices.h"
 #include "compile/least_memory.h"
 #include "kernels/workspace_limits.h"
 #include "plan/assemble.h"
@@ -22,130 +23,14 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kLimitsTried = 4;  // workspace limits between the largest and none
-constexpr size_t kTriedAtOnce = 2;  // choices of kernels; where none is better, those after them are hardly ever
-constexpr double kLong = 1.1;       // times what all ops take once
-constexpr double kShort = 1.002;    // the same
-constexpr int32_t kFewOps = 500;    // in whose plans the kernels are worth another look
+constexpr double kShort = 1.002;             // times what all ops take once
 constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
-constexpr int32_t kFewOpsForParts = 300;     // in whose plans parts of a batch are looked at unasked
 // For the runs of a plan that waits long: the longer the plan, the less of it is looked at.
 constexpr int64_t kLongRunEffort = 12'000'000, kMostLongRunEffort = 40'000'000, kLongRunEffortOfAll = 8'000'000'000;
-constexpr int kUpgrades = 2;  // of the plan's free bytes with faster kernels
-
-bool is_free_of_charge(const Attempt& a) {
-  return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
-}
-
-// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every
-// layout family without workspace. They do not depend on the budget, nor on what comes of them.
-std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts,
-                                  const CompileOptions& options, bool many) {
-  std::vector<Choice> choices;
-  std::set<Bytes> sizes;
-  for (const KernelChoice& choice : layouts.kernels) {
-    if (choice.workspace.count > 0) sizes.insert(choice.workspace);
-  }
-  const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
-  const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-  for (size_t i = between; i > 0; --i)
-    choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
-  choices.push_back({first.family, 0_B, first.divide});
-  if (options.family) return choices;
-  const LaidOut* smallest = flow.lay_out({first.family, 0_B, first.divide});
-  for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-    if (smallest == nullptr || family != smallest->layouts.family) choices.push_back({family, 0_B, first.divide});
-  }
-  return choices;
-}
-
-// Whether the kernels are much of what makes a plan slow: smaller ones leave room, and where there is room the faster ones come back.
-bool waits_long(const Attempt& a) {
-  return a.feasible() && a.plan().predicted.step_time_ms > kLong * a.plan().predicted.lower_bound_ms;
-}
 
 // Whether no order of the same steps could be much faster.
 bool waits_little(const Attempt& a) {
   return a.feasible() && a.plan().predicted.step_time_ms <= kShort * a.plan().predicted.lower_bound_ms;
-}
-
-// Steps get faster kernels where the plan has left them room.
-void upgrade(Attempt& best, Flow& flow, bool divide, const std::string& policy) {
-  for (int round = 0; round < kUpgrades && best.feasible(); ++round) {
-    std::optional<Attempt> fuller = flow.upgraded(best, divide, policy);
-    if (!fuller || !is_better(*fuller, best)) return;
-    best = std::move(*fuller);
-  }
-}
-
-// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other
-// kernels: what comes of each is judged beside `best`.
-void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
-  std::vector<std::string> others;
-  for (const Policy& policy : policies()) {
-    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe")
-      others.emplace_back(policy.name);  // those two are liveness, and more
-  }
-  const double ms = best.plan().predicted.step_time_ms;
-  std::vector<std::optional<Attempt>> found(others.size());
-  for_each_in_parallel(others.size(), [&](size_t i) {
-    std::optional<Attempt>& theirs = found[i];
-    for (const Choice& choice : choices) {
-      Attempt other = flow.attempt_by(others[i], choice, ms);
-      if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
-    }
-    if (theirs) upgrade(*theirs, flow, choices.front().divide, others[i]);
-  });
-  for (std::optional<Attempt>& theirs : found) {
-    if (theirs && is_better(*theirs, best)) best = *std::move(theirs);
-  }
-}
-
-// The ways to choose kernels, each once, that by which they take the least time together first: mostly the one without a
-// limit, but what is chosen op by op is not always the best of all.
-std::vector<Choice> choices_of(Flow& flow, const Choice& first, const CompileOptions& options, bool many) {
-  const LaidOut& unlimited = *flow.lay_out(first);
-  std::vector<Choice> choices{first};
-  std::set<std::string> seen{identity(unlimited)};
-  for (const Choice& other : other_choices(flow, first, unlimited.layouts, options, many)) {
-    const LaidOut* laid = flow.lay_out(other);
-    if (laid != nullptr && seen.insert(identity(*laid)).second) choices.push_back(other);
-  }
-  const auto ms = [&](const Choice& choice) { return flow.lay_out(choice)->layouts.estimated_ms; };
-  const auto fastest = std::min_element(choices.begin(), choices.end(),
-                                        [&](const Choice& a, const Choice& b) { return ms(a) * kRounding < ms(b); });
-  std::rotate(choices.begin(), fastest, fastest + 1);
-  return choices;
-}
-
-// Goes through the choices behind the first, which gave `best`, some at a time, as long as they make it better. Returns which
-// gave it in the end.
-size_t try_choices(Attempt& best, const std::vector<Choice>& choices, Flow& flow, const CompileOptions& options,
-                   bool divide) {
-  const bool may_upgrade = best.graph.op_count() <= kFewOps && !options.workspace_total && !options.first_that_fits;
-  std::mutex best_mutex;
-  size_t best_index = 0;  // of equal ones the first: the same whoever is done first
-  for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
-    const size_t begin = end;
-    end = std::min(choices.size(), begin + kTriedAtOnce);
-    const bool any_waits = may_upgrade && waits_long(best);
-    if (any_waits) upgrade(best, flow, divide, options.policy);
-    const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
-    for_each_in_parallel(end - begin, [&](size_t i) {
-      const size_t index = begin + i;
-      double ms = kAnyTime;
-      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
-      if (any_waits && ms < kAnyTime)
-        ms = flow.least_ms(choices[index]) < ms ? known_ms + flow.gain(choices[index]) : 0;
-      Attempt other = flow.attempt(choices[index], false, ms);
-      if (any_waits) upgrade(other, flow, divide, options.policy);
-      const std::lock_guard lock(best_mutex);
-      if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
-      best = std::move(other);
-      best_index = index;
-    });
-  }
-  return best_index;
 }
 
 // The fastest kernels, if with them nothing has to leave the arena or run twice, and no other choice can be faster. Else
@@ -192,31 +77,19 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   return best;
 }
 
-// On a simulated device no part of a batch has to be measured: parts are choices without being asked for.
-bool may_divide_unasked(const Attempt& best, const Device& device, const CompileOptions& options) {
-  if (!device.info().simulated || options.batch_sizes || options.exact || !options.kernels.empty()) return false;
-  return find_policy(options.policy).name == "auto" && best.feasible() && best.graph.op_count() <= kFewOpsForParts;
-}
-
-// Of kernels in parts of the batch, those choices that `flow` has not made, where any could be faster than `best`.
-void try_parts(Attempt& best, const Network& network, Flow& flow, const Device& device, const CostTable& costs,
-               const CompileOptions& options) {
+// Kernels with less workspace, where the plan takes much longer than the fastest kernels would. On a simulated device no part of a batch
+// has to be measured: parts are among them without being asked for.
+void search_smaller(Attempt& best, const Network& network, Flow& flow, const Device& device, const CostTable& costs,
+                    const CompileOptions& options) {
+  if (options.workspace_total || options.exact || !options.kernels.empty() || options.first_that_fits) return;
+  if (find_policy(options.policy).name != "auto" || !options.state_homes.empty() || device.info().link.ranks > 1)
+    return;
+  const Choice first{.family = options.family};
+  if (!device.info().simulated || options.batch_sizes) return try_smaller(best, first, flow, options.policy);
   CompileOptions divided = options;
   divided.batch_sizes = BatchSizes::power_of_two;
   Flow flow_of_parts(network, device, costs, divided);
-  const Choice fastest{.family = options.family, .limit = {INT64_MAX}, .divide = true};
-  if (best.plan().predicted.step_time_ms <= kRounding * flow_of_parts.least_ms(fastest)) return;
-  std::set<std::string> known;
-  for (const Choice& choice : choices_of(flow, fastest, options, false)) known.insert(identity(*flow.lay_out(choice)));
-  std::vector<Choice> choices = choices_of(flow_of_parts, fastest, divided, false);
-  std::erase_if(choices,
-                [&](const Choice& choice) { return known.contains(identity(*flow_of_parts.lay_out(choice))); });
-  if (choices.empty()) return;
-  flow_of_parts.announce(choices);
-  choices.insert(choices.begin(), fastest);
-  if (try_choices(best, choices, flow_of_parts, divided, true) == 0) return;
-  upgrade(best, flow_of_parts, true, options.policy);
-  upgrade_others(best, flow_of_parts, choices);
+  try_smaller(best, first, flow_of_parts, options.policy);
 }
 
 // Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
@@ -227,7 +100,7 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
-  if (may_divide_unasked(best, device, options)) try_parts(best, network, flow, device, costs, options);
+  search_smaller(best, network, flow, device, costs, options);
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
   if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
   if (options.batch_sizes == BatchSizes::all) {

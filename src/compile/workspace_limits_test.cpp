@@ -8,6 +8,7 @@
 #include <random>
 
 #include "device/divided.h"
+#include "kernels/selection.h"
 #include "kernels/workspace_limits.h"
 #include "ops/micro_op.h"
 #include "plimsoll/compile.h"
@@ -196,6 +197,66 @@ TEST(WorkspaceLimits, MoreChoiceIsNeverPredictedSlower) {
           EXPECT_LE(step_ms(total), step_ms(each)) << to_string(sizes);
         }
       }
+    }
+  }
+}
+
+// No choice of kernels is better at the price of a byte by which another was made.
+TEST(WorkspacePrices, GiveTimeForWorkspace) {
+  const auto device = open_device("k40c", 1);
+  const CostTable costs(probe_rates(*device));
+  const Network network = make_training_network(
+      build_model("alexnet", {.batch = 16, .channels = 3, .height = 227, .width = 227, .classes = 1000}), {});
+  const CompileOptions options{.batch_sizes = BatchSizes::power_of_two};
+  KernelSelection selection(network, *device, costs, options);
+  const LaidOut fastest = *selection.choose({});
+  const std::vector<double> prices = selection.prices(fastest, {});
+  ASSERT_GT(prices.size(), 10U);
+  struct Made {
+    double ms, bytes;
+  };
+  std::vector<Made> made;
+  for (const double price : prices) {
+    const LaidOut laid = *selection.choose({.ms_of_byte = price});
+    Bytes sum;
+    for (const KernelChoice& kernel : laid.layouts.kernels) sum += kernel.workspace;
+    made.push_back({laid.layouts.estimated_ms, static_cast<double>(sum.count)});
+  }
+  for (size_t i = 0; i < prices.size(); ++i) {
+    if (i > 0) {
+      EXPECT_GT(prices[i], prices[i - 1]);
+      EXPECT_LT(made[i].bytes, made[i - 1].bytes);
+    }
+    for (const Made& other : made)
+      EXPECT_LE(made[i].ms + prices[i] * made[i].bytes, (1 + 1e-6) * (other.ms + prices[i] * other.bytes)) << i;
+  }
+}
+
+// Who gives no limit on workspace is not much behind who tries some.
+TEST(WorkspaceLimits, AreFoundWithoutBeingAskedForWhereMemoryIsShort) {
+  struct Tight {
+    Case net;
+    int percent;  // of what liveness needs
+    bool host;
+  };
+  const Tight cases[] = {
+      {{"gpt2:layers=1,width=128,heads=2,context=128", {.batch = 8}}, 50, true},
+      {{"gpt2:layers=1,width=128,heads=2,context=128", {.batch = 8}}, 40, false},
+      {{"bert:layers=2,width=128,heads=2,context=64", {.batch = 8}}, 50, true},
+  };
+  const auto device = open_device("cpu", 2);
+  for (const Tight& tight : cases) {
+    SCOPED_TRACE(fmt::format("{} in {} %", tight.net.model, tight.percent));
+    const Network network = build_model(tight.net.model, tight.net.input);
+    const Result most = compile_training(network, *device, CostTable{}, {.policy = "liveness"});
+    CompileOptions options;
+    options.memory = {std::get<Program>(most).plan->arena.count / 100 * tight.percent};
+    if (tight.host)
+      options.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 5, .in_gb_per_s = 5, .compute_share = 1}};
+    const double found = step_ms(compile_training(network, *device, CostTable{}, options));
+    for (const Bytes limit : {256_KiB, 1_MiB, 4_MiB, 16_MiB, 64_MiB}) {
+      options.workspace = limit;
+      EXPECT_LE(found, 1.05 * step_ms(compile_training(network, *device, CostTable{}, options))) << limit.count;
     }
   }
 }

@@ -92,7 +92,18 @@ std::optional<LaidOut> KernelSelection::choose(const Choice& choice) {
       }
     }
   }
+  if (best && choice.ms_of_byte > 0 && !total_)
+    choose_by_price(best->graph, candidates_, best->layouts, choice.divide, choice.ms_of_byte,
+                    std::min(choice.limit, each_));
   return best;
+}
+
+std::vector<double> KernelSelection::prices(const LaidOut& laid, const Choice& choice) {
+  return workspace_prices(laid.graph, candidates_, laid.layouts, choice.divide, std::min(choice.limit, each_));
+}
+
+std::vector<Bytes> KernelSelection::workspaces(const LaidOut& laid, const Choice& choice) {
+  return workspaces_worth_having(laid.graph, candidates_, laid.layouts, choice.divide, std::min(choice.limit, each_));
 }
 
 std::optional<LaidOut> KernelSelection::upgrade(const LaidOut& laid, bool divide,

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "kernels/layout_search.h"
 #include "plimsoll/compile.h"
@@ -19,6 +20,7 @@ struct Choice {
   std::optional<LayoutFamily> family;
   Bytes limit{INT64_MAX};  // on the workspace of an op: kernels above it are taken only where no other can run it
   bool divide = true;      // the batch, where that is faster
+  double ms_of_byte = 0;   // of workspace: each op has the kernel for which its time and this are least together
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -31,6 +33,10 @@ class KernelSelection {
   // Every op within --workspace, all convolutions and fully connected layers together within --workspace-total. Nothing
   // where no family of layouts keeps them.
   std::optional<LaidOut> choose(const Choice& choice);
+  // The prices of a byte, in ms, from which on another kernel is worth it for some op, ascending.
+  std::vector<double> prices(const LaidOut& laid, const Choice& choice);
+  // The workspaces below the largest that kernels may have of which nothing is both faster and smaller, descending.
+  std::vector<Bytes> workspaces(const LaidOut& laid, const Choice& choice);
   // The same layouts with the fastest kernels within room(op), and within --workspace; nothing where it has those
   // already.
   std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);

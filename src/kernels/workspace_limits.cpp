@@ -1,6 +1,8 @@
 #include "kernels/workspace_limits.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "cost/signature.h"
 #include "plimsoll/kernels.h"
@@ -8,6 +10,8 @@
 
 namespace plimsoll {
 namespace {
+
+constexpr double kBeyond = 1 + 1e-9;  // times a price at which two kernels are worth the same
 
 bool has_layouts(const Graph& graph, const Op& op, const KernelSpec& spec) {
   auto fits = [&](const std::vector<TensorId>& ids, const std::vector<Layout>& layouts) {
@@ -72,6 +76,85 @@ int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult
     ++changed;
   }
   return changed;
+}
+
+namespace {
+
+// For each op of which something may be chosen: what it has now, and what it may have.
+template <class Visit>
+void for_each_choice(const Graph& graph, KernelCandidates& candidates, const LayoutResult& layouts, bool divide,
+                     Bytes each, const Visit& visit) {
+  for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
+    auto items = interchangeable(graph, op, candidates, layouts.family, divide);
+    const KernelCandidates::Item* now = find(items, layouts.kernels[op.index]);
+    if (now == nullptr) continue;
+    std::erase_if(items, [&](const auto* item) { return item != now && item->spec.workspace > each; });
+    visit(op, *now, items);
+  }
+}
+
+double priced(const KernelCandidates::Item& item, double ms_of_byte) {
+  return item.time_ms + ms_of_byte * static_cast<double>(item.spec.workspace.count);
+}
+
+}  // namespace
+
+void choose_by_price(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide,
+                     double ms_of_byte, Bytes each) {
+  for_each_choice(graph, candidates, layouts, divide, each, [&](OpId op, const auto& now, const auto& items) {
+    const KernelCandidates::Item* best = &now;
+    for (const KernelCandidates::Item* item : items) {
+      if (priced(*item, ms_of_byte) < priced(*best, ms_of_byte)) best = item;
+    }
+    if (best != &now) take(layouts, op, now, *best);
+  });
+}
+
+std::vector<double> workspace_prices(const Graph& graph, KernelCandidates& candidates, const LayoutResult& layouts,
+                                     bool divide, Bytes each) {
+  std::vector<double> prices;
+  for_each_choice(graph, candidates, layouts, divide, each, [&](OpId, const auto&, auto items) {
+    const KernelCandidates::Item* at = *std::ranges::min_element(
+        items, {}, [](const auto* item) { return std::pair(item->time_ms, item->spec.workspace); });
+    while (true) {  // along the lower left hull of times and workspaces
+      const KernelCandidates::Item* next = nullptr;
+      double least = 0;
+      for (const KernelCandidates::Item* item : items) {
+        if (item->spec.workspace >= at->spec.workspace) continue;
+        const double price =
+            (item->time_ms - at->time_ms) / static_cast<double>((at->spec.workspace - item->spec.workspace).count);
+        if (next == nullptr || price < least || (price == least && item->spec.workspace < next->spec.workspace)) {
+          next = item;
+          least = price;
+        }
+      }
+      if (next == nullptr) break;
+      prices.push_back(least * kBeyond);
+      at = next;
+    }
+  });
+  std::ranges::sort(prices);
+  prices.erase(std::unique(prices.begin(), prices.end()), prices.end());
+  return prices;
+}
+
+std::vector<Bytes> workspaces_worth_having(const Graph& graph, KernelCandidates& candidates,
+                                           const LayoutResult& layouts, bool divide, Bytes each) {
+  std::vector<Bytes> sizes;
+  Bytes most;
+  for (const KernelChoice& kernel : layouts.kernels) most = std::max(most, kernel.workspace);
+  for_each_choice(graph, candidates, layouts, divide, each, [&](OpId, const auto&, auto items) {
+    std::ranges::sort(items, {}, [](const auto* item) { return std::pair(item->spec.workspace, item->time_ms); });
+    double least_ms = INFINITY;
+    for (const KernelCandidates::Item* item : items) {
+      if (item->time_ms >= least_ms) continue;
+      least_ms = item->time_ms;
+      if (item->spec.workspace < most) sizes.push_back(item->spec.workspace);
+    }
+  });
+  std::ranges::sort(sizes, std::greater());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
 }
 
 bool counts_in_total(const Op& op) {

@@ -20,6 +20,18 @@ std::vector<const KernelCandidates::Item*> interchangeable(const Graph& graph, O
 int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide,
                   const std::function<Bytes(OpId)>& room);
 
+// Gives each op the kernel for which its time and `ms_of_byte` for each byte of its workspace are least together, of those with
+// at most `each`.
+void choose_by_price(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide,
+                     double ms_of_byte, Bytes each);
+// The prices from which on one op or another has a kernel with less workspace, ascending, each once.
+std::vector<double> workspace_prices(const Graph& graph, KernelCandidates& candidates, const LayoutResult& layouts,
+                                     bool divide, Bytes each);
+
+// The workspaces of kernels that no other of their op beats in time and workspace, descending, each once.
+std::vector<Bytes> workspaces_worth_having(const Graph& graph, KernelCandidates& candidates,
+                                           const LayoutResult& layouts, bool divide, Bytes each);
+
 // Whether --workspace-total is for this op: convolutions and fully connected layers, in every pass.
 bool counts_in_total(const Op& op);
 // An equal part for each of them.
