@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import cProfile
+import pstats
 import sys
 from types import SimpleNamespace
 
@@ -392,3 +394,16 @@ def test_a_counter_that_nobody_reads_is_not_looked_at_again(monkeypatch):
     trainer = Trainer()
     expect_same(lambda model, i: setattr(trainer, "batches_seen", i), 8, loss=trainer.loss)
     assert counts[0] < 4
+
+
+def test_a_script_may_be_profiled():
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        model = Scaled()
+        step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=BATCH, **LIMITS)
+        step((BATCH[0][:4], BATCH[1][:4]))  # its names are read for another shape
+    finally:
+        profile.disable()
+    names = {name for _, _, name in pstats.Stats(profile).stats}
+    assert {"compile", "forward", "__call__"} <= names  # also what runs after a forward pass was watched
