@@ -359,11 +359,11 @@ def noting_names() -> Iterator[None]:
     try:
         yield
     finally:
-        if hasattr(before, "enable"):  # cProfile's, which cannot be called, takes its place itself
+        if before is None or callable(before):
+            sys.setprofile(before)
+        else:  # cProfile's takes its place itself
             sys.setprofile(None)
             before.enable()
-        else:
-            sys.setprofile(before)
 
 
 @functools.lru_cache(maxsize=None)

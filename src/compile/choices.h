@@ -30,8 +30,8 @@ std::vector<Choice> choices_of(Flow& flow, const Choice& first, const CompileOpt
 size_t try_choices(Attempt& best, const std::vector<Choice>& choices, Flow& flow, const CompileOptions& options,
                    bool divide);
 
-// Where `best` takes much longer than the fastest kernels would: kernels with less workspace, by rows of limits and of prices, in the
-// layouts of `first`.
+// Where `best` takes much longer than the fastest kernels would: kernels with less workspace, by rows of limits and of prices. Both
+// are those of kernels for the layouts of `first`.
 void try_smaller(Attempt& best, const Choice& first, Flow& flow, const std::string& policy);
 
 // Steps get faster kernels where the plan has left them room.

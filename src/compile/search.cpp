@@ -1,12 +1,9 @@
 #include "compile/search.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <set>
 
 #include "base/parallel.h"
@@ -25,6 +22,7 @@ namespace {
 
 constexpr double kShort = 1.002;             // times what all ops take once
 constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
+constexpr int32_t kFewOpsForParts = 300;  // in whose plans parts of a batch are looked at unasked, where rows are not
 // For the runs of a plan that waits long: the longer the plan, the less of it is looked at.
 constexpr int64_t kLongRunEffort = 12'000'000, kMostLongRunEffort = 40'000'000, kLongRunEffortOfAll = 8'000'000'000;
 
@@ -77,19 +75,18 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   return best;
 }
 
-// Kernels with less workspace, where the plan takes much longer than the fastest kernels would. On a simulated device no part of a batch
-// has to be measured: parts are among them without being asked for.
-void search_smaller(Attempt& best, const Network& network, Flow& flow, const Device& device, const CostTable& costs,
-                    const CompileOptions& options) {
+// Kernels with less workspace, where the plan takes much longer than the fastest kernels would.
+void search_smaller(Attempt& best, Flow& flow, const Device& device, const CompileOptions& options, bool divide) {
   if (options.workspace_total || options.exact || !options.kernels.empty() || options.first_that_fits) return;
   if (find_policy(options.policy).name != "auto" || !options.state_homes.empty() || device.info().link.ranks > 1)
     return;
-  const Choice first{.family = options.family};
-  if (!device.info().simulated || options.batch_sizes) return try_smaller(best, first, flow, options.policy);
-  CompileOptions divided = options;
-  divided.batch_sizes = BatchSizes::power_of_two;
-  Flow flow_of_parts(network, device, costs, divided);
-  try_smaller(best, first, flow_of_parts, options.policy);
+  try_smaller(best, {.family = options.family, .divide = divide}, flow, options.policy);
+}
+
+// On a simulated device no part of a batch has to be measured: parts are choices without being asked for.
+bool may_divide_unasked(const Attempt& best, const Device& device, const CompileOptions& options) {
+  if (!device.info().simulated || options.batch_sizes || options.exact || !options.kernels.empty()) return false;
+  return find_policy(options.policy).name == "auto" && best.feasible();
 }
 
 // Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
@@ -100,16 +97,30 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
-  search_smaller(best, network, flow, device, costs, options);
+  if (may_divide_unasked(best, device, options)) {
+    CompileOptions divided = options;
+    divided.batch_sizes = BatchSizes::power_of_two;
+    Flow flow_of_parts(network, device, costs, divided);
+    search_smaller(best, flow_of_parts, device, divided, true);
+    const bool no_rows = options.workspace_total || !options.state_homes.empty() || device.info().link.ranks > 1;
+    if (no_rows && best.graph.op_count() <= kFewOpsForParts) consider(search(network, flow_of_parts, divided, true));
+    return best;
+  }
+  search_smaller(best, flow, device, options, true);
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
   if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
+  const auto consider_by = [&](Flow& other, const CompileOptions& sizes, bool divide) {
+    Attempt found = search(network, other, sizes, divide);
+    search_smaller(found, other, device, sizes, divide);
+    consider(std::move(found));
+  };
   if (options.batch_sizes == BatchSizes::all) {
     CompileOptions fewer = options;
     fewer.batch_sizes = BatchSizes::power_of_two;
     Flow flow_of_fewer(network, device, costs, fewer);
-    consider(search(network, flow_of_fewer, fewer, true));
+    consider_by(flow_of_fewer, fewer, true);
   }
-  consider(search(network, flow, options, false));
+  consider_by(flow, options, false);
   return best;
 }
 
