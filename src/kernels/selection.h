@@ -20,8 +20,8 @@ struct Choice {
   std::optional<LayoutFamily> family;
   Bytes limit{INT64_MAX};  // on the workspace of an op: kernels above it are taken only where no other can run it
   bool divide = true;      // the batch, where that is faster
-  double ms_of_byte =
-      0;  // of workspace: each op has the kernel for which its time and this are least together; not with a total
+  // What a byte of workspace costs: each op has the kernel whose time and workspace cost least together. Not with a total.
+  double ms_of_byte = 0;
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
