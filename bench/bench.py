@@ -801,11 +801,16 @@ def planner(o, problem, share):
             path = pathlib.Path(folder) / f"{problem}.json"
             path.write_text(json.dumps(planning_problems.PROBLEMS[problem][0](PLANNER_SEED)))
         begun = time.monotonic()
-        plan = plimsoll("plan", "--graph", path, "--memory", f"{100 * share:g}%")[0]
+        asked = ("plan", "--graph", path, "--memory", f"{100 * share:g}%")
+        plan = plimsoll(*asked)[0]
         seconds = time.monotonic() - begun
         stored = json.loads(path.read_text())
+        # DTR decides as ops run, so traces are its field: the better one of its two rules, and the least memory in which either finds a plan.
+        rules = [plimsoll(*asked, "--policy", rule)[0] for rule in ("dtr", "dtr-eq")] if "trace" in problem else []
     ops = len(stored.get("nodes", stored.get("ops", [])))
     return [{"problem": path.stem, "foreign": bool(o.problems), "ops": ops, "share": share, "seconds": seconds, "budget_bytes": plan["budget_bytes"],
+             "dtr_percent": min((rule["extra_time_percent"] for rule in rules if rule["feasible"]), default=None),
+             "dtr_minimum_bytes": min((rule["minimum_bytes"] for rule in rules), default=None),
              **{key: plan.get(key) for key in ("feasible", "extra_time_percent", "bound_percent", "gap_percent", "minimum_bytes", "lower_bound_bytes",
                                                "recompute_steps", "planned_by", "plan_time_ms", "proven")}}]
 

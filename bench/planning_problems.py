@@ -423,9 +423,9 @@ PROBLEMS = {
     "fcn": (lambda seed: fcn(), (0.9, 0.7, 0.6)),
     "unet": (lambda seed: unet(), (0.9, 0.7, 0.6)),
     "trace-unet": (unet_trace, (0.9, 0.7, 0.5, 0.4)),
-    "trace-resnet32": (resnet_trace, (0.9, 0.8, 0.5, 0.3)),
+    "trace-resnet32": (resnet_trace, (0.9, 0.8, 0.5, 0.3, 0.2, 0.15)),
     "trace-inception4": (inception_trace, (0.9, 0.5, 0.3, 0.2)),
-    "trace-transformer": (transformer_trace, (0.9, 0.5, 0.3)),
+    "trace-transformer": (transformer_trace, (0.9, 0.5, 0.3, 0.2)),
     "trace-gan": (gan_trace, (0.9, 0.7, 0.5, 0.3)),
 }
 

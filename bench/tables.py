@@ -419,16 +419,23 @@ def planner(r):
     def number(value, digits=2):
         return "" if value is None else f"{value:.{digits}f}"
 
+    def dtr(x):
+        if x.get("dtr_minimum_bytes") is None:
+            return ""
+        least = percent(x["dtr_minimum_bytes"] * x["share"] / x["budget_bytes"], 1)
+        return f"no plan below {least}" if x["dtr_percent"] is None else number(x["dtr_percent"], 1)
+
     rows, ages = [], Ages(r)
     for x in r.rows():
         extra = number(x["extra_time_percent"], 3) if x["feasible"] else "does not fit" if x["proven"] else "no plan found"
         rows.append((f"{x['problem']}{ages.mark(x['run'])}", x["ops"], percent(x["share"], 0), extra, number(x["bound_percent"]), number(x["gap_percent"]),
-                     BEST_KNOWN.get((x["problem"], x["share"]), ""), number(x["seconds"], 1)))
+                     BEST_KNOWN.get((x["problem"], x["share"]), ""), dtr(x), number(x["seconds"], 1)))
     return ("Graphs of costs, in shares of what keeping everything takes where ops run as they are listed: the extra time of the plan over all ops once, the "
             "bound that no plan with its order of steps comes below, and the gap between them in points. `auto` may take another order than the listed one "
             "([decision 0032](decisions/0032-order-of-steps.md)). `bench/planning_problems.py` makes the problems by seed; seconds are of the "
-            "whole command, which also finds the least memory that would do; one run each. What others found is told where the problem is theirs.\n\n"
-            + table(("problem", "ops", "memory", "extra %", "bound %", "gap", "best known elsewhere %", "seconds"), rows))
+            "whole command, which also finds the least memory that would do; one run each. What others found is told where the problem is theirs. Beside "
+            "the traces stands what the better one of DTR's two rules (`--policy dtr`, `dtr-eq`) takes by our count, or the share below which neither finds a plan.\n\n"
+            + table(("problem", "ops", "memory", "extra %", "bound %", "gap", "best known elsewhere %", "DTR's rules %", "seconds"), rows))
 
 
 @section("zoo-gaps", "What is proven of networks with host memory")
