@@ -342,10 +342,13 @@ Bytes NetworkStep::measured_peak() const {
 std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& network) {
   const Program& training = steps_[0]->program();
   Communicator* const others = training.sharding.stage == kMostShardingStage ? options_.communicator.get() : nullptr;
+  std::optional<CostTable> common;
+  if (others != nullptr) common = common_costs(*others, session_.costs, session_.device->info());
+  const CostTable& costs = common ? *common : session_.costs;
   std::variant<size_t, Infeasible> added;
   const bool is_added = together(others, [&] {
     added = keep(in_this_memory([&] {
-                   return compile_evaluation(network, training, *session_.device, session_.costs, compile_,
+                   return compile_evaluation(network, training, *session_.device, costs, compile_,
                                              steps_[0]->executor().arena_bytes());
                  }),
                  evaluations_);

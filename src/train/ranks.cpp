@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/no_signals.h"
+#include "cost/cost_file.h"
 #include "cost/measure.h"
 #include "device/cpu/machine.h"
 #include "device/cuda/device.h"
@@ -185,11 +186,22 @@ void check_same_plan(Communicator& communicator, const Program& program) {
   expect_equal(communicator, identity_of(program));
 }
 
+CostTable common_costs(Communicator& communicator, const CostTable& mine, const DeviceInfo& device) {
+  const bool gives = communicator.is_first();
+  const std::string text = communicator.broadcast(gives ? costs_to_json(mine, device) : std::string());
+  return costs_from_json(text, "the costs of " + communicator.name(0), device);
+}
+
 void check_same_collectives(Communicator& communicator, const Program& program) {
   const Graph& graph = program.network.graph;
+  const std::vector<Step>& steps = program.plan->steps;
   std::string text = to_string(graph.tensor(program.network.data).shape);
-  for (const Step& step : program.plan->steps) {
+  for (const Step& step : steps) {
     if (graph.op(step.op).type->is_collective) text += "\n" + graph.op(step.op).name;
+  }
+  for (const Collective& collective : program.plan->collectives) {
+    text += "\ntogether:";
+    for (const StepIndex s : collective.steps) text += "\n" + graph.op(steps[s].op).name;
   }
   expect_equal(communicator, XXH3_64bits(text.data(), text.size()));
 }

@@ -62,7 +62,12 @@ std::optional<SavedPlan> receive_plan(Communicator& communicator);
 // Throws Error(internal) that names a rank whose plan differs from this one's: it would wait for other collectives.
 void check_same_plan(Communicator& communicator, const Program& program);
 
-// The same of a program that each rank has planned by itself: its collectives, and the rows of its batch.
+// The first rank's costs, for a program that each rank plans by itself: by these, and within one budget, all plan the same. Those
+// that ranks have themselves differ: the first has measured what the others may not know.
+CostTable common_costs(Communicator& communicator, const CostTable& mine, const DeviceInfo& device);
+
+// The same of a program that each rank has planned by itself: its collectives, which of them are one message, and the rows of its
+// batch.
 void check_same_collectives(Communicator& communicator, const Program& program);
 
 // A checkpoint of states that are divided: the first rank asks for what it writes next, and the others give their pieces,

@@ -406,6 +406,36 @@ TEST(Ranks, SaveStatesWholeHoweverTheyAreDivided) {
   }
 }
 
+// Each rank plans its evaluations by itself. Once that was by the costs of its own, which differ where only the first has measured: then
+// one of them waited for another message.
+TEST(Ranks, PlanEvaluationsByTheFirstOnesCosts) {
+  ModelInput input{.batch = 8, .channels = 3, .height = 32, .width = 32, .classes = 10};
+  const auto device = with_ranks(
+      open_device("cpu", 1), {.ranks = 2, .latency_us = 30, .gb_per_s = 0.3, .compute_share = 0.1}, nullptr);
+  CompileOptions options;
+  options.optimizer.ranks = 2;
+  options.zero = kMostShardingStage;
+  const Program training =
+      std::get<Program>(compile_training(build_model("resnet20", input), *device, CostTable(), options));
+  input.training = false;
+  const auto planned = [&](const CostTable& costs) {
+    return std::get<Program>(compile_evaluation(build_model("resnet20", input), training, *device, costs, options));
+  };
+  const MachineRates fast{.gflops = 1000, .memory_gb_per_s = 100, .launch_us = 1};
+  const MachineRates slow{.gflops = 1, .memory_gb_per_s = 0.1, .launch_us = 5, .busy = true};
+  EXPECT_NE(planned(CostTable(fast)).plan->collectives.size(), planned(CostTable(slow)).plan->collectives.size());
+  as_ranks(2, [&](const std::shared_ptr<Communicator>& ranks) {
+    CostTable own(ranks->is_first() ? fast : slow);
+    own.put({.signature = "an op", .kernel = "own"}, {.source = Cost::Source::measured, .time_ms = 0.1 + ranks->rank()});
+    EXPECT_THAT(testing::error_text(ErrorCode::internal, [&] { check_same_collectives(*ranks, planned(own)); }),
+                HasSubstr("has another plan"));
+    const CostTable common = common_costs(*ranks, own, device->info());
+    EXPECT_EQ(common.find({.signature = "an op", .kernel = "own"})->time_ms, 0.1);
+    EXPECT_EQ(common.rates().gflops, fast.gflops);
+    check_same_collectives(*ranks, planned(common));
+  });
+}
+
 // Networks drawn at random, in budgets drawn at random.
 TEST(Ranks, RandomNetworksEndWithTheBitsOfUndividedOnes) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {

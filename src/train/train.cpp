@@ -460,7 +460,11 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
   if (asked && !can)
     notice_(fmt::format("{} was exported without its evaluation, so nothing is evaluated", options_.model));
   if (can) {
-    evaluation.emplace(options_.model, input_, program_, *session_.device, session_.costs, compile_,
+    Communicator* const ranks = options_.communicator.get();
+    const bool sends = ranks != nullptr && program_.sharding.stage == kMostShardingStage;
+    std::optional<CostTable> common;
+    if (sends) common = common_costs(*ranks, session_.costs, session_.device->info());
+    evaluation.emplace(options_.model, input_, program_, *session_.device, common ? *common : session_.costs, compile_,
                        ExecuteOptions{.check_memory = options_.check_memory,
                                       .spill = session_.spill,
                                       .peer = session_.peer,
