@@ -22,6 +22,7 @@ pytest.importorskip("accelerate", reason="accelerate, which transformers' Traine
 from plimsoll import hf  # noqa: E402
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+ONE_LAYER = SIZES | dict(num_hidden_layers=1)
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
@@ -867,3 +868,39 @@ def test_experts_one_after_the_other(kind):
     for name in [name for name in result.file if name not in result.eager]:
         assert ".experts." in name and not result.file.pop(name).any()
     assert_alike_in_single(result)
+
+
+def xmod() -> nn.Module:
+    """All texts are of one of three languages, each of which has layers of its own."""
+    return transformers.XmodForMaskedLM(transformers.XmodConfig(languages=["a", "b", "c"], default_language="b", **ONE_LAYER, **NO_DROPOUT))
+
+
+def longformer(kind: str = "SequenceClassification") -> nn.Module:
+    config = transformers.LongformerConfig(attention_window=8, num_labels=3, pad_token_id=1, **ONE_LAYER, **NO_DROPOUT)
+    return getattr(transformers, f"LongformerFor{kind}")(config)
+
+
+def led() -> nn.Module:
+    layers = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in dict(layers=1, attention_heads=4, ffn_dim=48).items()}
+    places = dict(max_encoder_position_embeddings=64, max_decoder_position_embeddings=64)
+    return transformers.LEDForConditionalGeneration(transformers.LEDConfig(vocab_size=96, d_model=32, attention_window=8, dropout=0.0, use_cache=False, **layers, **places))
+
+
+@pytest.mark.parametrize("build", [xmod, longformer, lambda: longformer("MaskedLM"), led], ids=["xmod", "longformer", "longformer_without_global", "led"])
+def test_masks_that_are_the_same_for_every_batch(build):
+    """Which language a text is of, and which places all others attend to, where the batch does not say it."""
+    ours, theirs = built(build), built(build)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for m in (ours, theirs)]
+    batches = [tokens(n, False) for n in (3, 3, 2)]
+    if "Classification" in type(ours).__name__:
+        for batch in batches:
+            batch["labels"] = batch["labels"][:, 0] % 3
+    step = plimsoll.compile(ours, optimizers[0], example=batches[0], memory="64MiB", threads=1, costs="estimated", progress=False)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        loss = theirs(**batch).loss
+        loss.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(loss.item(), rel=1e-4)
+    for (name, expected), found in zip(theirs.named_parameters(), ours.parameters()):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), name

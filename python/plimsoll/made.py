@@ -1,0 +1,148 @@
+"""What tensors hold that are made of shapes and numbers alone, as torch.ones(x.shape) does: a table, a mask for a shape.
+
+While a model is exported no tensor has values. Of such a tensor it is noted how it was made, so that it can be made once more where Python asks for values:
+where a mask holds, at how many places, whether at all. A note is an expression and never changes; a tensor that is written into gets another note, or none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .fixed import untraced
+
+_FIELD = "_plimsoll_made"
+OF_SHAPES = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split())
+_SEVERAL = frozenset("unbind chunk split meshgrid sort topk max min".split())
+_SIZED = frozenset(
+    """arange linspace eye zeros ones empty full new_zeros new_ones new_empty new_full view reshape expand broadcast_to narrow repeat tile split
+    split_with_sizes chunk unflatten""".split()
+)
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_epoch = 0  # of notes: those of another one are void
+
+
+class Made:
+    """A function of numbers and of what was made before."""
+
+    def __init__(self, func: Callable, args: tuple, kwargs: dict, read: tuple = ()):
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self._read = read  # tensors, each with its version: what a function is not to write into
+
+    def values(self, known: Optional[dict[int, Any]] = None) -> Any:
+        known = {} if known is None else known
+        if id(self) not in known:
+            args, kwargs = pytree.tree_map_only(Made, lambda made: made.values(known), (self.args, self.kwargs))
+            known[id(self)] = self.func(*args, **kwargs)
+        return known[id(self)]
+
+    def has_written(self, but: Any = None) -> bool:
+        """Whether the function, which was called meanwhile, has written into a tensor that it was given. Tells once, and holds none of them afterwards."""
+        read, self._read = self._read, ()
+        return any(tensor is not but and tensor._version != version for tensor, version in read)
+
+
+def expression(func: Callable, args: tuple, kwargs: dict) -> Optional[Made]:
+    """How the result of a function will be made; None where a tensor among its arguments is made of something else."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    is_like = bool(args) and isinstance(args[0], Tensor) and getattr(func, "__name__", "") in OF_SHAPES
+    given: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            leaf = _shape_of(leaf) if i == 0 and is_like else note_of(leaf)
+            if leaf is None:
+                return None
+        elif isinstance(leaf, _NUMBERS) or (isinstance(leaf, slice) and any(isinstance(n, (Tensor, *_NUMBERS)) for n in (leaf.start, leaf.stop, leaf.step))):
+            return None
+        given.append(leaf)
+    return Made(func, *pytree.tree_unflatten(given, structure), tuple((leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)))
+
+
+def note_of(tensor: Tensor) -> Optional[Made]:
+    """How a tensor was made, if nothing was written into it since."""
+    made, version, epoch = getattr(tensor, _FIELD, (None, None, None))
+    return made if made is not None and epoch == _epoch and version == tensor._version else None
+
+
+def _note(tensor: Tensor, made: Made) -> None:
+    setattr(tensor, _FIELD, (made, tensor._version, _epoch))
+
+
+def note(result: Any, made: Made) -> None:
+    """Of what a function gave, be it several tensors."""
+    if made.has_written():
+        return
+    if isinstance(result, Tensor):
+        _note(result, made)
+    elif isinstance(result, (tuple, list)) and getattr(made.func, "__name__", "") in _SEVERAL:
+        for i, part in enumerate(result):
+            _note(part, Made(lambda parts, i: parts[i], (made, i), {}))
+
+
+def note_written(tensor: Tensor, made: Made) -> None:
+    """Of a tensor that a function has written into, its first argument."""
+    if made.has_written(tensor):
+        return
+
+    def written(before: Tensor, *given: Any, **named: Any) -> Tensor:
+        after = before.clone()
+        made.func(after, *given, **named)
+        return after
+
+    _note(tensor, Made(written, made.args, made.kwargs))
+
+
+def forget_all() -> None:
+    """Something was written that tells no tensor of it."""
+    global _epoch
+    _epoch += 1
+
+
+def is_itself(values: Any) -> Any:
+    """Tensors that are known to hold what they do."""
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, Tensor):
+            own = value.detach().clone()
+            _note(value, Made(lambda own=own: own, (), {}))
+    return values
+
+
+def values_of(tensor: Any) -> Optional[Tensor]:
+    made = note_of(tensor) if isinstance(tensor, Tensor) else None
+    if made is None:
+        return None
+    with untraced(), torch.no_grad():
+        return made.values()
+
+
+def with_known_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Where a size is wanted and a number in a tensor is given, which is known: the number."""
+    name = getattr(func, "__name__", "")
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if not any(isinstance(i, slice) and any(isinstance(n, Tensor) for n in (i.start, i.stop, i.step)) for i in index):
+            return args, kwargs
+        index = tuple(slice(*map(_size, (i.start, i.stop, i.step))) if isinstance(i, slice) else i for i in index)
+        return (args[0], index, *args[2:]), kwargs
+    if name not in _SIZED:
+        return args, kwargs
+    own = 1 if args and isinstance(args[0], Tensor) and args[0].dim() > 0 else 0
+    rest, named = pytree.tree_map_only(Tensor, _size, (args[own:], kwargs))
+    return (*args[:own], *rest), named
+
+
+def _size(number: Any) -> Any:
+    if not isinstance(number, Tensor) or number.dim() > 0 or number.dtype not in (torch.int64, torch.int32):
+        return number
+    value = values_of(number)
+    return number if value is None else int(value)
+
+
+def _shape_of(like: Tensor) -> Optional[Made]:
+    if any(isinstance(n, torch.SymInt) for n in like.shape):
+        return None
+    shape, dtype = tuple(like.shape), like.dtype
+    return Made(lambda: torch.empty((), dtype=dtype).expand(shape), (), {})
