@@ -26,13 +26,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, counted_by, depends, hits_of, is_learnt, mark_learnt, note_comparison, note_hits, note_places, treated
+from .chosen import Asked, begun, counted_by, depends, hits_of, is_any, is_learnt, mark_learnt, note_comparison, note_hits, note_places, put_at_places, treated
 from .counted import Count, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
 from .functions import in_backward, note_gradients
 from .interrupts import end_where_interrupted
-from .made import OF_SHAPES, Made, expression, forget_all, is_itself, note, note_written, values_of, with_known_sizes
+from .made import OF_SHAPES, Made, Sizes, expression, forget_all, is_itself, note, note_written, values_of, with_known_sizes
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
@@ -46,8 +46,9 @@ _IN_PLACE = frozenset("__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __i
 class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
 
-    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False, buffers: Mapping[str, Tensor] = {}):
+    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False, buffers: Mapping[str, Tensor] = {}, sizes: Optional[Sizes] = None):
         super().__init__()
+        self._sizes = sizes
         self._buffers = {id(buffer): name for name, buffer in buffers.items()}
         self.written: set[str] = set()  # buffers that are changed through .data
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
@@ -98,7 +99,7 @@ class Assumptions(TorchFunctionMode):
         if self._writes_data(func, args):
             args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
         self._calls += 1
-        args, kwargs = with_known_sizes(func, args, kwargs or {})
+        args, kwargs = with_known_sizes(func, args, kwargs or {}, self._sizes)
         if getattr(func, "__name__", "") in ("unbind", "tolist") and (masks := hits_of(args[0])) is not None:
             return self._hits(func.__name__, args[0], masks)
         if has_count((*args, *(kwargs or {}).values())):
@@ -121,12 +122,16 @@ class Assumptions(TorchFunctionMode):
             done, args = self._by_made_masks(func, args)
             if done is not None:
                 return done[0]
+            if func is Tensor.__setitem__ and put_at_places(args):
+                return None
         rows = begun(func, args, kwargs or {})
         if rows is not None:
             return self.asked.chooses(rows)
         if (answered := self._asked_of_made(func, args, kwargs or {})) is not None:
             return answered[0]
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
+            if self._sizes is not None and is_any(args[0]) and (number := self._sizes.of(args[0])) is not None:
+                return bool(number)
             answer = self._answer(args[0])
             if answer is not None:
                 return answer
@@ -250,7 +255,9 @@ class Assumptions(TorchFunctionMode):
                     leaf._plimsoll_depends = True  # type: ignore[attr-defined]
                     if learnt:
                         mark_learnt(leaf)
-        elif made is not None and is_writing and isinstance(args[0], Tensor):
+        if name.startswith(_DRAWS):
+            return
+        if made is not None and is_writing and isinstance(args[0], Tensor):
             note_written(args[0], made)
         elif made is not None:
             note(result, made)

@@ -2,27 +2,36 @@
 
 While a model is exported no tensor has values. Of such a tensor it is noted how it was made, so that it can be made once more where Python asks for values:
 where a mask holds, at how many places, whether at all. A note is an expression and never changes; a tensor that is written into gets another note, or none.
+
+What is made of a batch's tensors too is noted likewise. Where a size is the most places at which any row of a mask holds, or a branch is whether one holds anywhere, and nothing
+else helps, a network is captured for what the example has there (``Sizes``): a batch that has something else gets a plan of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
+from .chosen import is_most
 from .fixed import untraced
 
 _FIELD = "_plimsoll_made"
 OF_SHAPES = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split())
 _SEVERAL = frozenset("unbind chunk split meshgrid sort topk max min".split())
-_SIZED = frozenset(
-    """arange linspace eye zeros ones empty full new_zeros new_ones new_empty new_full view reshape expand broadcast_to narrow repeat tile split
-    split_with_sizes chunk unflatten""".split()
-)
+_MAKING = frozenset("arange linspace eye zeros ones empty full".split())
+_SIZED = _MAKING | frozenset("new_zeros new_ones new_empty new_full view reshape expand broadcast_to narrow repeat tile split split_with_sizes chunk unflatten".split())
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_BATCH = -1  # of what is known while an expression is evaluated: the batch's tensors
 _epoch = 0  # of notes: those of another one are void
+
+
+def _of_batch(i: int) -> Tensor:
+    """Stands for a tensor of the batch."""
+    raise AssertionError
 
 
 class Made:
@@ -30,13 +39,14 @@ class Made:
 
     def __init__(self, func: Callable, args: tuple, kwargs: dict, read: tuple = ()):
         self.func, self.args, self.kwargs = func, args, kwargs
+        self.is_of_batch = func is _of_batch or any(isinstance(leaf, Made) and leaf.is_of_batch for leaf in pytree.tree_leaves((args, kwargs)))
         self._read = read  # tensors, each with its version: what a function is not to write into
 
     def values(self, known: Optional[dict[int, Any]] = None) -> Any:
         known = {} if known is None else known
         if id(self) not in known:
             args, kwargs = pytree.tree_map_only(Made, lambda made: made.values(known), (self.args, self.kwargs))
-            known[id(self)] = self.func(*args, **kwargs)
+            known[id(self)] = self.func(*args, **kwargs) if self.func is not _of_batch else known[_BATCH][self.args[0]].detach().cpu()
         return known[id(self)]
 
     def has_written(self, but: Any = None) -> bool:
@@ -47,6 +57,8 @@ class Made:
 
 def expression(func: Callable, args: tuple, kwargs: dict) -> Optional[Made]:
     """How the result of a function will be made; None where a tensor among its arguments is made of something else."""
+    if is_dynamo_compiling():  # what torch.cond does, of which versions are no numbers
+        return None
     leaves, structure = pytree.tree_flatten((args, kwargs))
     is_like = bool(args) and isinstance(args[0], Tensor) and getattr(func, "__name__", "") in OF_SHAPES
     given: list[Any] = []
@@ -63,6 +75,8 @@ def expression(func: Callable, args: tuple, kwargs: dict) -> Optional[Made]:
 
 def note_of(tensor: Tensor) -> Optional[Made]:
     """How a tensor was made, if nothing was written into it since."""
+    if is_dynamo_compiling():
+        return None
     made, version, epoch = getattr(tensor, _FIELD, (None, None, None))
     return made if made is not None and epoch == _epoch and version == tensor._version else None
 
@@ -110,34 +124,84 @@ def is_itself(values: Any) -> Any:
     return values
 
 
+def is_of_batch(tensors: Sequence[Tensor]) -> None:
+    """Those that a forward pass is given, in their order."""
+    for i, tensor in enumerate(tensors):
+        _note(tensor, Made(_of_batch, (i,), {}))
+
+
 def values_of(tensor: Any) -> Optional[Tensor]:
+    """What a tensor holds for every batch; None where that is not known."""
     made = note_of(tensor) if isinstance(tensor, Tensor) else None
-    if made is None:
+    if made is None or made.is_of_batch:
         return None
     with untraced(), torch.no_grad():
         return made.values()
 
 
-def with_known_sizes(func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+class Sizes:
+    """Numbers of a batch that decide sizes and branches of a network: those of the example that it was captured for."""
+
+    def __init__(self, example: Sequence[Tensor]):
+        self._example = example
+        self._asked: dict[int, tuple[Made, int]] = {}  # by the expression's id
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        return tuple(value for _, value in self._asked.values())
+
+    def of(self, number: Tensor) -> Optional[int]:
+        """The number that the example has, which a batch is to have as well; None where it does not depend on the batch alone."""
+        made = note_of(number)
+        if made is None or not made.is_of_batch:
+            return None
+        if id(made) not in self._asked:
+            self._asked[id(made)] = made, _numbers([made], self._example)[0]
+        return self._asked[id(made)][1]
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a batch, of the example's shapes, has the same."""
+        return _numbers([made for made, _ in self._asked.values()], tensors) == [*self.values]
+
+    def forget_example(self) -> None:
+        self._example = []
+
+
+def _numbers(expressions: Sequence[Made], tensors: Sequence[Tensor]) -> list[int]:
+    known: dict[int, Any] = {_BATCH: tensors}
+    with untraced(), torch.no_grad():
+        return [int(made.values(known)) for made in expressions]
+
+
+def with_known_sizes(func: Callable, args: tuple, kwargs: dict, sizes: Optional[Sizes] = None) -> tuple[tuple, dict]:
     """Where a size is wanted and a number in a tensor is given, which is known: the number."""
     name = getattr(func, "__name__", "")
+
+    def size(number: Any) -> Any:
+        return _size(number, sizes)
+
     if name in ("__getitem__", "__setitem__"):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         if not any(isinstance(i, slice) and any(isinstance(n, Tensor) for n in (i.start, i.stop, i.step)) for i in index):
             return args, kwargs
-        index = tuple(slice(*map(_size, (i.start, i.stop, i.step))) if isinstance(i, slice) else i for i in index)
+        index = tuple(slice(*map(size, (i.start, i.stop, i.step))) if isinstance(i, slice) else i for i in index)
         return (args[0], index, *args[2:]), kwargs
     if name not in _SIZED:
         return args, kwargs
-    own = 1 if args and isinstance(args[0], Tensor) and args[0].dim() > 0 else 0
-    rest, named = pytree.tree_map_only(Tensor, _size, (args[own:], kwargs))
+    own = 0 if name in _MAKING else 1
+    rest, named = pytree.tree_map_only(Tensor, size, (args[own:], kwargs))
     return (*args[:own], *rest), named
 
 
-def _size(number: Any) -> Any:
-    if not isinstance(number, Tensor) or number.dim() > 0 or number.dtype not in (torch.int64, torch.int32):
+def _size(number: Any, sizes: Optional[Sizes]) -> Any:
+    if not isinstance(number, Tensor) or number.dim() > 0 or number.dtype != torch.int64:
         return number
     value = values_of(number)
+    if value is None and sizes is not None and is_most(number):
+        value = sizes.of(number)  # type: ignore[assignment]
     return number if value is None else int(value)
 
 

@@ -62,6 +62,7 @@ def by_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     total += 1  # writes into another tensor
     some = y.new_zeros(rows, most, 5)
     some[filled] = m.norm(y)[places]
+    assert most.view(1).expand(3).tolist() == [2, 2, 2]
     scores = torch.einsum("bld,bsd->bls", y, some).transpose(1, 2)
     scores[left[0], left[1], :] = -1e9
     shares = torch.cat([scores.transpose(1, 2), y], -1).softmax(-1)
