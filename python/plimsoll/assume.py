@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from . import gradients
 from .chosen import Asked, begun, counted_by, depends, hits_of, is_any, is_learnt, mark_learnt, note_comparison, note_hits, note_places, put_at_places, treated
-from .counted import Count, has_count, number_of, with_count
+from .counted import Count, expect_as_many, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
 from .functions import in_backward, note_gradients
@@ -141,6 +141,7 @@ class Assumptions(TorchFunctionMode):
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         if func is Tensor.__format__ and args[0].dim() == 0 and args[1:] != ("",):  # a text for a log: values are not known
             return format(math.nan, *args[1:])
+        expect_as_many(func, args)
         made = expression(func, args, kwargs or {})
         result = _float_of(args[0]) if func is Tensor.__float__ else func(*args, **(kwargs or {}))
         self.asked.sees(func, args, kwargs or {}, result)

@@ -299,6 +299,11 @@ def counted(x: Any) -> Optional[Chosen]:
     return None if getattr(x, _LEADS, False) or x.dim() == 0 or x.shape[0] != own.mask.shape[0] else own
 
 
+def places_of(x: Any) -> bool:
+    """Whether these are places of a mask, one below the other, which are as many as it chooses."""
+    return chosen(x) is None and getattr(x, _COUNTED, None) is not None
+
+
 def counted_by(x: Any) -> Optional[Chosen]:
     """Of mask.sum(): what the mask chooses."""
     mask = getattr(x, _COUNT, None)
@@ -456,7 +461,7 @@ def _put_back(args: tuple, own: Chosen) -> None:
     rest = tuple(turned.shape[mask.dim() :])
     if key_of(mask) == own.key and own.mask.shape[0] == mask.numel():
         new = torch.where(_over(mask, turned), rows.reshape(turned.shape).to(y.dtype), turned)
-    elif tuple(rows.shape) != (own.mask.shape[0], *rest) or getattr(rows, _LEADS, False) or own.is_learnt or is_learnt(mask) or mask.numel() == 0:
+    elif tuple(rows.shape) != (own.mask.shape[0], *rest) or getattr(rows, _LEADS, False) or not y.is_floating_point() or own.is_learnt or is_learnt(mask) or mask.numel() == 0:
         raise RuntimeError("writing what one mask chose where another one holds")
     else:
         new = _put_in_order(turned, mask, rows.to(y.dtype), own)
@@ -477,7 +482,7 @@ def _put_in_order(y: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
     number = (flat.long().cumsum(0) - 1).clamp(min=0, max=own.mask.shape[0] - 1)
     place = one_by_one.index_select(0, torch.where(given == 1, torch.zeros_like(number), number))
     new = torch.where(_over(mask, y), rows.index_select(0, place).reshape(y.shape), y)
-    return new + torch.zeros((), dtype=y.dtype) / ((given == wanted) | (given == 1)) if y.is_floating_point() else new
+    return new + torch.zeros((), dtype=y.dtype) / ((given == wanted) | (given == 1))
 
 
 def _places_written(y: Tensor, index: Any) -> Optional[tuple[Tensor, list[int]]]:

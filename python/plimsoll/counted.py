@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import sys
 from functools import lru_cache
 from types import FrameType
@@ -16,7 +17,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, treated
+from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, places_of, treated
 
 _REFUSED = (
     "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it or by max(1, it). Take"
@@ -55,9 +56,9 @@ class Count(torch.SymInt):
 
         if self.is_same(other):
             return name in ("eq", "le", "ge")
-        if type(other) is not int or (name, other) not in OF_NONE or self.least:
+        answer = expected_of(frame) if type(other) is int and not self.least else None
+        if answer is None and (type(other) is not int or (name, other) not in OF_NONE or self.least):
             raise RuntimeError(_REFUSED)
-        answer = expected_of(frame)
         return self.asked.of_count(self.of.key, OF_NONE[name, other]) if answer is None else answer
 
 
@@ -73,6 +74,15 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Count, f"__{_name}__", _comparing(_name))
 for _name in _OTHERS:
     setattr(Count, f"__{_name}__", _refusing)
+
+
+def expect_as_many(func: Callable, args: tuple) -> None:
+    """places.view(3, 4, 2), of what nonzero gives: of 12 rows. A batch that has not as many raises an error when it is given."""
+    x = args[0] if args else None
+    sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    if getattr(func, "__name__", "") in ("view", "reshape") and places_of(x) and sizes and all(type(n) is int and n > 0 for n in sizes):
+        shape = Tensor.size(x)
+        torch._check(shape[0] * math.prod(int(n) for n in shape[1:]) == math.prod(sizes))
 
 
 def has_count(args: tuple) -> bool:

@@ -233,7 +233,14 @@ def test_what_a_mask_chooses(kind):
     assert_same(both(start(Model(LOSSES[kind])), batch(3), run_batch=batch(5)))
 
 
+def whole_numbers(y: Tensor, labels: Tensor) -> Tensor:
+    out = labels.clone()
+    out[labels > 1] = labels[labels.flip(0) > 1]
+    return (y[..., 0] * out).sum()
+
+
 REFUSED = {
+    "whole_numbers_in_order": (lambda m, y, t: whole_numbers(y, t), "another one"),
     "one_by_a_length": (lambda m, y, t: y[t >= 0].sum() * (1.0 / len(y[t >= 0])), "how many rows a mask chooses"),
     "a_length_by_name": (lambda m, y, t: by_number(y[t >= 0].sum(), len(y[t >= 0])), "shape.0. for len"),
     "at_least_two": (lambda m, y, t: y[t >= 0].sum() / max(2, y[t >= 0].shape[0]), "how many rows a mask chooses"),
@@ -446,6 +453,30 @@ def test_not_as_many_rows_as_places_are_not_a_number():
     with pytest.raises(RuntimeError, match="shape mismatch"):
         model(x, labels[:, [0, 2, 2, 2]])
     assert math.isnan(step((x, torch.tensor([[3, 3, 2, 2], [0, 0, 2, 0]]))))
+
+
+def test_as_many_places_as_the_model_checks():
+    def body(m, y, labels):
+        places = (labels == 1).nonzero()
+        if places.shape[0] != 2 * len(y):
+            raise ValueError("two ones in every row, please")
+        begins, ends = places.view(len(y), 2, 2)[..., 1].unbind(1)
+        row, column = torch.arange(len(y)), torch.arange(4)
+        inside = (column >= begins[:, None]) & (column < ends[:, None])
+        return y[row, ends].square().sum() + m.other(y)[inside].sum()
+
+    def ones(*rows):
+        return floats(str(rows), len(rows), 4, 6), torch.tensor(rows)
+
+    example, other = ones([1, 1, 0, 2], [0, 1, 3, 1]), ones([1, 0, 0, 1], [1, 1, 2, 2], [0, 0, 1, 1])
+    assert_same(both(start(Model(body)), example, run_batch=other))
+    model = start(Model(body))
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), 0.1), example=example, progress=False)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        step(ones([1, 1, 1, 2], [0, 1, 3, 1]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert step(example) == pytest.approx(start(Model(body))(*example).item(), rel=1e-5)
 
 
 def test_a_mask_that_was_written_into_is_another():

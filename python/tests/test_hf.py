@@ -876,7 +876,7 @@ def xmod() -> nn.Module:
 
 
 def longformer(kind: str = "SequenceClassification") -> nn.Module:
-    config = transformers.LongformerConfig(attention_window=8, num_labels=3, pad_token_id=1, **ONE_LAYER, **NO_DROPOUT)
+    config = transformers.LongformerConfig(attention_window=8, num_labels=2 if kind == "QuestionAnswering" else 3, pad_token_id=1, sep_token_id=2, **ONE_LAYER, **NO_DROPOUT)
     return getattr(transformers, f"LongformerFor{kind}")(config)
 
 
@@ -908,6 +908,21 @@ def assert_trained_alike(ours: nn.Module, theirs: nn.Module, optimizers, batches
         assert step(batch) == pytest.approx(loss.item(), rel=1e-4)
     for (name, expected), found in zip(theirs.named_parameters(), ours.parameters()):
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.filterwarnings("ignore:whether masks hold")
+def test_all_places_attend_to_a_question():
+    """Which the model finds by three separators in each text."""
+    ours, theirs = (built(lambda: longformer("QuestionAnswering")) for _ in range(2))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for m in (ours, theirs)]
+    batches = [tokens(3) for _ in range(3)]
+    for i, batch in enumerate(batches):
+        ids = batch["input_ids"].clamp(min=3)
+        for row in range(3):
+            ids[row, [2 + (i + row) % 3, 9, 20 + row]] = ours.config.sep_token_id
+        batch |= {"input_ids": ids, "start_positions": torch.tensor([10, 12, 9]), "end_positions": torch.tensor([13, 12, 11])}
+        del batch["labels"]
+    assert_trained_alike(ours, theirs, optimizers, batches)
 
 
 @pytest.mark.filterwarnings("ignore:whether masks hold")
