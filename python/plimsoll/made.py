@@ -43,16 +43,24 @@ class Made:
         self._read = read  # tensors, each with its version: what a function is not to write into
 
     def values(self, known: Optional[dict[int, Any]] = None) -> Any:
+        """``known``: those of other expressions; with a batch's tensors among them all is done on the host, wherever the batch is."""
         known = {} if known is None else known
         if id(self) not in known:
-            args, kwargs = pytree.tree_map_only(Made, lambda made: made.values(known), (self.args, self.kwargs))
-            known[id(self)] = self.func(*args, **kwargs) if self.func is not _of_batch else known[_BATCH][self.args[0]].detach().cpu()
+            of_batch = known.get(_BATCH)
+            args, kwargs = pytree.tree_map(lambda leaf: leaf.values(known) if isinstance(leaf, Made) else leaf if of_batch is None else _on_host(leaf), (self.args, self.kwargs))
+            result = of_batch[self.args[0]].detach() if self.func is _of_batch else self.func(*args, **kwargs)  # type: ignore[index]
+            known[id(self)] = result if of_batch is None else pytree.tree_map_only(Tensor, Tensor.cpu, result)
         return known[id(self)]
 
     def has_written(self, but: Any = None) -> bool:
         """Whether the function, which was called meanwhile, has written into a tensor that it was given. Tells once, and holds none of them afterwards."""
         read, self._read = self._read, ()
         return any(tensor is not but and tensor._version != version for tensor, version in read)
+
+
+def _on_host(argument: Any) -> Any:
+    is_device = isinstance(argument, torch.device) or (isinstance(argument, str) and argument.startswith("cuda"))
+    return torch.device("cpu") if is_device else argument
 
 
 def expression(func: Callable, args: tuple, kwargs: dict) -> Optional[Made]:
