@@ -26,32 +26,33 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import gradients
-from .chosen import Asked, begun, counted_by, depends, hits_of, is_learnt, mark_learnt, note_comparison, note_hits, note_places, treated
-from .counted import Count, has_count, number_of, with_count
+from .chosen import Asked, begun, counted_by, depends, hits_of, is_any, is_learnt, mark_learnt, note_comparison, note_hits, note_places, put_at_places, treated
+from .counted import Count, expect_as_many, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
 from .functions import in_backward, note_gradients
 from .interrupts import end_where_interrupted
+from .made import OF_SHAPES, Made, Sizes, expression, forget_all, is_itself, note, note_written, values_of, with_known_sizes
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
 _BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
-_OF_SHAPES = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split())
 _OF_VALUES = frozenset("nonzero argwhere where item tolist __bool__ __int__ __float__ __index__".split())
-_DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "uniform", "dropout")
+_DRAWS = tuple("rand bernoulli normal multinomial poisson exponential uniform dropout cauchy geometric log_normal gumbel rrelu alpha_dropout feature_".split())
+_IN_PLACE = frozenset("__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split())
 
 
 class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
 
-    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False, buffers: Mapping[str, Tensor] = {}):
+    def __init__(self, given: Iterable[Tensor] = (), has_fixed: bool = False, buffers: Mapping[str, Tensor] = {}, sizes: Optional[Sizes] = None):
         super().__init__()
+        self._sizes = sizes
         self._buffers = {id(buffer): name for name, buffer in buffers.items()}
         self.written: set[str] = set()  # buffers that are changed through .data
         self._has_fixed = has_fixed  # some tensors are known by their values (fixed.py)
         self.asked = Asked()
-        self._writes = 0
         self._calls = 0
         self._given = {id(tensor): tensor for tensor in given}
         self._learnt = {number for number, tensor in self._given.items() if tensor.requires_grad}
@@ -98,6 +99,7 @@ class Assumptions(TorchFunctionMode):
         if self._writes_data(func, args):
             args = (args[0], *pytree.tree_map_only(Tensor, lambda t: t.detach(), args[1:]))
         self._calls += 1
+        args, kwargs = with_known_sizes(func, args, kwargs or {}, self._sizes)
         if getattr(func, "__name__", "") in ("unbind", "tolist") and (masks := hits_of(args[0])) is not None:
             return self._hits(func.__name__, args[0], masks)
         if has_count((*args, *(kwargs or {}).values())):
@@ -113,17 +115,23 @@ class Assumptions(TorchFunctionMode):
         if counted is not None:
             self.asked.goes_on((args, kwargs), counted[0])
             return counted[0]
-        if getattr(func, "__name__", "") == "masked_select" and len(args) == 2 and self._made(args[1]) is not None:
+        if getattr(func, "__name__", "") == "masked_select" and len(args) == 2 and values_of(args[1]) is not None:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             func, args = Tensor.__getitem__, tuple(self.__torch_function__(Tensor.expand, (), (x, shape)) for x in args)
-        if func is Tensor.__getitem__:
-            args = self._by_made_masks(*args)
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            done, args = self._by_made_masks(func, args)
+            if done is not None:
+                return done[0]
+            if func is Tensor.__setitem__ and put_at_places(args):
+                return None
         rows = begun(func, args, kwargs or {})
         if rows is not None:
             return self.asked.chooses(rows)
-        if (made := self._asked_of_made(func, args, kwargs or {})) is not None:
-            return made[0]
+        if (answered := self._asked_of_made(func, args, kwargs or {})) is not None:
+            return answered[0]
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
+            if self._sizes is not None and is_any(args[0]) and (number := self._sizes.of(args[0])) is not None:
+                return bool(number)
             answer = self._answer(args[0])
             if answer is not None:
                 return answer
@@ -133,12 +141,14 @@ class Assumptions(TorchFunctionMode):
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         if func is Tensor.__format__ and args[0].dim() == 0 and args[1:] != ("",):  # a text for a log: values are not known
             return format(math.nan, *args[1:])
+        expect_as_many(func, args)
+        made = expression(func, args, kwargs or {})
         result = _float_of(args[0]) if func is Tensor.__float__ else func(*args, **(kwargs or {}))
         self.asked.sees(func, args, kwargs or {}, result)
         note_comparison(func, args, kwargs or {}, result)
         note_places(func, args, kwargs or {}, result)
         note_hits(func, args, kwargs or {}, result)
-        self._note(func, args, kwargs or {}, result)
+        self._note(func, args, kwargs or {}, result, made)
         if isinstance(result, Tensor) and args and getattr(args[0], "_plimsoll_data", False) and getattr(func, "__name__", "") in _INTO_SAME:
             result._plimsoll_data = args[0]._plimsoll_data  # type: ignore[attr-defined]
         if isinstance(result, Tensor):
@@ -200,67 +210,58 @@ class Assumptions(TorchFunctionMode):
         self.written.add(of)
         return True
 
-    def _by_made_masks(self, x: Tensor, index: Any) -> tuple:
-        """Reading at a mask that depends on shapes alone is done at the places where it holds."""
+    def _by_made_masks(self, func: Callable, args: tuple) -> tuple:
+        """Reading and writing at a mask that depends on shapes alone is done at the places where it holds, as (result,), or as the arguments that do so."""
+        x, index = args[0], args[1]
         parts = index if isinstance(index, tuple) else (index,)
-        made = [self._made(i) if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 0 else None for i in parts]
-        if all(m is None for m in made):
-            return x, index
+        made = [values_of(i) if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 0 else None for i in parts]
+        if all(m is None for m in made) or (func is Tensor.__setitem__ and _is_of_all_places(x, parts, args[2])):
+            return None, args
         with untraced():
-            places = [(i,) if m is None else self._as_made(m.nonzero(as_tuple=True)) for i, m in zip(parts, made)]
-        return x, tuple(i for part in places for i in part)
-
-    def _as_made(self, values: Any) -> Any:
-        """Tensors that are known to hold what they do, until somebody writes into any."""
-        for value in pytree.tree_leaves(values):
-            if isinstance(value, Tensor):
-                value._plimsoll_made = (self._writes, lambda own=value: own, (), {})  # type: ignore[attr-defined]
-        return values
+            places = [(i,) if m is None else is_itself(m.nonzero(as_tuple=True)) for i, m in zip(parts, made)]
+            mask = made[0] if len(parts) == 1 and bool(made[0].all()) else None  # type: ignore[union-attr]
+        if mask is not None and x.shape[: mask.dim()] == mask.shape:
+            rows = (mask.numel(), *x.shape[mask.dim() :])
+            if func is Tensor.__getitem__:
+                return (self.__torch_function__(Tensor.clone, (), (self.__torch_function__(Tensor.reshape, (), (x, rows)),)),), args
+            given = self.__torch_function__(Tensor.expand, (), (args[2], rows))
+            given = self.__torch_function__(Tensor.reshape, (), (given, x.shape))
+            if is_learnt(x):  # what is overwritten has a gradient of zeros
+                everywhere = self.__torch_function__(torch.ones, (), ((),), {"dtype": torch.bool})
+                given = self.__torch_function__(torch.where, (), (everywhere, given, x))
+            self.__torch_function__(Tensor.copy_, (), (x, given))
+            return (None,), args
+        return None, (x, tuple(i for part in places for i in part), *args[2:])
 
     def _asked_of_made(self, func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         """Where Python asks for values of a tensor that depends on shapes alone: these, as (answer,)."""
         name = getattr(func, "__name__", "")
         is_of_one = name in _OF_VALUES and len(args) == 1 and isinstance(args[0], Tensor)
-        if not is_of_one or not set(kwargs) <= {"as_tuple"} or (made := self._made(args[0])) is None:
+        if not is_of_one or not set(kwargs) <= {"as_tuple"} or (made := values_of(args[0])) is None:
             return None
         with untraced():
-            answer = func(made, **kwargs)
-        return (self._as_made(answer),)
+            return (is_itself(func(made, **kwargs)),)
 
-    def _made(self, tensor: Tensor) -> Optional[Tensor]:
-        """A tensor's values, where it is made of shapes alone, and nothing was written into any since; else None."""
-        writes, func, args, kwargs = getattr(tensor, "_plimsoll_made", (None, None, (), {}))
-        if func is None or writes != self._writes or depends(tensor) or id(tensor) in self._given:
-            return None
-        given = []
-        for leaf in (leaves := pytree.tree_flatten((args, kwargs)))[0]:
-            value = self._made(leaf) if isinstance(leaf, Tensor) else leaf
-            if value is None and isinstance(leaf, Tensor):
-                return None
-            given.append(value)
-        args, kwargs = pytree.tree_unflatten(given, leaves[1])
-        with untraced():
-            return func(*args, **kwargs)
-
-    def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any, made: Optional[Made]) -> None:
         name = getattr(func, "__name__", "")
-        if name.startswith("__set") or (name.endswith("_") and not name.endswith("__")):
-            self._writes += 1
-        if name in _OF_SHAPES:
-            return
-        if name.startswith(_DRAWS) or any(id(leaf) in self._given or depends(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
-            written = [args[0]] if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) else []
-            learnt = any(id(leaf) in self._learnt or is_learnt(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
+        is_writing = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+        if is_writing and not (args and isinstance(args[0], Tensor)):
+            forget_all()
+        values = pytree.tree_leaves((args[1:] if name in OF_SHAPES else args, kwargs))
+        if name.startswith(_DRAWS) or any(id(leaf) in self._given or depends(leaf) for leaf in values):
+            written = [args[0]] if args and is_writing else []
+            learnt = any(id(leaf) in self._learnt or is_learnt(leaf) for leaf in values)
             for leaf in pytree.tree_leaves((result, written)):
                 if isinstance(leaf, Tensor) and id(leaf) not in self._given:
                     leaf._plimsoll_depends = True  # type: ignore[attr-defined]
                     if learnt:
                         mark_learnt(leaf)
-        elif isinstance(result, Tensor):
-            result._plimsoll_made = (self._writes, func, args, kwargs)  # type: ignore[attr-defined]
-        elif isinstance(result, (tuple, list)) and name in ("unbind", "chunk", "split", "meshgrid", "sort", "topk", "max", "min"):
-            for i, part in enumerate(result):
-                part._plimsoll_made = (self._writes, lambda *given, place=i, **named: func(*given, **named)[place], args, kwargs)
+        if name.startswith(_DRAWS):
+            return
+        if made is not None and is_writing and isinstance(args[0], Tensor):
+            note_written(args[0], made)
+        elif made is not None:
+            note(result, made)
 
     def _answer(self, tensor: Tensor) -> Optional[bool]:
         known = getattr(tensor, "_plimsoll_known", None)
@@ -275,6 +276,11 @@ class Assumptions(TorchFunctionMode):
             return False
         expected = _expected(caller.f_code.co_filename, caller.f_lineno)
         return self.asked.answer(tensor) if expected is None else expected
+
+
+def _is_of_all_places(x: Tensor, parts: tuple, value: Any) -> bool:
+    """Whether what is written at a mask is the same at all of its places: a torch.where then, of any mask."""
+    return len(parts) == 1 and (not isinstance(value, Tensor) or value.numel() == 1 or value.dim() <= x.dim() - parts[0].dim())
 
 
 def _wanted_gradient(func: Callable, args: tuple, kwargs: dict) -> Optional[bool]:

@@ -24,6 +24,7 @@ two graphs are compared: a number that differs is a multiple of the batch.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Sequence
 
@@ -34,11 +35,12 @@ from torch.utils import _pytree as pytree
 from .assigned import Logged, expect_no_counts
 from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
-from .fixed import has_fixed
+from .fixed import asks_for_values, has_fixed
 from .held import released
 from .hf_attention import plain_functions, short_masks
 from .hf_masks import masks_by_torch
 from .loose import Loose
+from .made import Sizes
 from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
@@ -78,6 +80,7 @@ class Captured:
     batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
     fallback: bool = False  # whether PyTorch computes what has no converter
     any_batch: bool = True  # whether it was asked for batches of any size
+    sizes: Optional[Sizes] = None  # numbers of a batch that it is captured for
 
     def __post_init__(self) -> None:
         constants = {i for i, place in enumerate(self.division.places) if place == Place.CONSTANT}
@@ -107,6 +110,8 @@ class Captured:
     def feed(self, batch: Any) -> dict[str, Tensor]:
         """All that the network reads of a batch: its tensors by name, and what the prelude makes of them."""
         tensors = self.tensors_of(batch)
+        if self.sizes and not self.sizes.hold(tensors):
+            raise ValueError("captured for batches in which masks hold at another number of places")
         size = tensors[self.batch_leaf].shape[0]
         if self.second is None and size != self.first.batch:
             raise ValueError(
@@ -258,19 +263,36 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     inputs += [f"number.{number.name}" for number in numbers]
     title = name or type(model).__name__.lower()
 
+    sizes: Optional[Sizes] = None
+    first: Optional[Program] = None
+
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes)
+
+    def exported() -> Program:
+        program = export_program(step, tensors, batch, names)
+        program.name_inputs(inputs)
+        refuse(divided(program, None))  # before the second export, which takes as long again
+        return program
 
     with mode(model, training, modes):
-        first = export_program(step, tensors, batch, names)
-        first.name_inputs(inputs)
-        refuse(divided(first, None))  # before the second export, which takes as long again
+        try:
+            first = exported()
+        except Unsupported as error:
+            if not asks_for_values(error) or not all(map(has_values, tensors)):
+                raise
+            sizes = step.sizes = Sizes(tensors)
+            with suppress(Unsupported):
+                first = exported()
+            if first is None:
+                raise
+            step.sizes = Sizes(tensors)
         expect_no_counts(step.assigned, lambda: export_program(step, tensors, batch, names), lambda again: _is_another(first, again))
         second = None
-        if has_fixed(example):
+        if has_fixed(example) or sizes:
             any_batch = False
-            fixed.append("values of the batch decide sizes of it")
+            fixed.append(_BY_VALUES)
         elif not any_batch:
             fixed.append("it was captured for one batch size")
         if any_batch:
@@ -282,7 +304,12 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         if second is not None and (name := _other_constant(first, second)) is not None:
             fixed.append(f"Python makes a tensor of {batch} samples ('{name}'), which is another for {batch + 1}")
             second = None
+    if sizes is not None:
+        sizes.forget_example()
     return divided(first, second)
+
+
+_BY_VALUES = "values of the batch decide sizes of it"
 
 
 def _differ_beyond_the_batch(first: Program, second: Program) -> bool:

@@ -26,6 +26,7 @@ _LEARNT = "_plimsoll_learnt"
 _COUNT = "_plimsoll_count"
 _COUNTED = "_plimsoll_counted"  # of numbers of places: the mask
 _SUMS = "_plimsoll_sums"  # of how many each of several masks chooses: the masks [masks, ...], one under the other
+_MOST = "_plimsoll_most"  # of the most that any of several masks chooses
 _HITS = "_plimsoll_hits"  # of which of several masks choose any: these masks
 _NATURAL = "_plimsoll_natural"  # of numbers of which none is below 0
 _WIDE = "_plimsoll_wide"  # of numbers of places that were expanded to the right: the mask
@@ -78,6 +79,15 @@ _DIM_AT = {name: 2 for name in "normalize cosine_similarity norm linalg_norm lin
 _DIM_UNSAID = {"normalize": 1, "cosine_similarity": 1, "chunk": 0, "split": 0, "unbind": 0, "sort": -1, "argsort": -1, "topk": -1}
 _JOINING = {"cat": 0, "concat": 0, "concatenate": 0, "stack": 1}  # so many dimensions more
 _NEUTRAL = {"sum": 0.0, "nansum": 0.0, "norm": 0.0, "linalg_norm": 0.0, "linalg_vector_norm": 0.0, "amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}  # changes no such result
+
+
+def is_most(tensor: Any) -> bool:
+    """Whether this is the most places at which any of several masks holds: so many columns the places of each have, one below the other."""
+    return getattr(tensor, _MOST, False)
+
+
+def is_any(tensor: Any) -> bool:
+    return getattr(tensor, _ANY, None) is not None
 
 
 def depends(tensor: Any) -> bool:
@@ -164,6 +174,8 @@ def note_hits(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         if {d % of.dim() for d in (dims if isinstance(dims, (tuple, list)) else (dims,))} == set(range(1, of.dim())):
             setattr(result, _HITS if name == "any" else _SUMS, of)
     masks = getattr(of, _SUMS, None)
+    if masks is not None and name in ("max", "amax") and len(args) == 1 and not kwargs:
+        setattr(result, _MOST, True)
     if masks is not None and name in ("greater", "gt", "ne") and len(args) == 2 and type(args[1]) is int and args[1] == 0:
         setattr(result, _HITS, masks)
 
@@ -287,6 +299,11 @@ def counted(x: Any) -> Optional[Chosen]:
     return None if getattr(x, _LEADS, False) or x.dim() == 0 or x.shape[0] != own.mask.shape[0] else own
 
 
+def places_of(x: Any) -> bool:
+    """Whether these are places of a mask, one below the other, which are as many as it chooses."""
+    return chosen(x) is None and getattr(x, _COUNTED, None) is not None
+
+
 def counted_by(x: Any) -> Optional[Chosen]:
     """Of mask.sum(): what the mask chooses."""
     mask = getattr(x, _COUNT, None)
@@ -295,7 +312,7 @@ def counted_by(x: Any) -> Optional[Chosen]:
 
 def _by_coordinates(args: tuple) -> Optional[Tensor]:
     """x[i] or x[None, i] or x[j, i, ...], of the numbers (i, j) = torch.where(mask): a row for each place of the mask."""
-    x, index = args[0], list(args[1]) if isinstance(args[1], tuple) else [args[1]]
+    x, index = _places_first(args[0], list(args[1]) if isinstance(args[1], tuple) else [args[1]])
     leads = len(index) > 1 and index[0] is None
     index = index[1:] if leads else index
     places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in index]
@@ -319,6 +336,17 @@ def _by_coordinates(args: tuple) -> Optional[Tensor]:
         setattr(rows, _FIELD, own)
         setattr(rows, _LEADS, True)
     return rows
+
+
+def _places_first(x: Tensor, index: list) -> tuple[Tensor, list]:
+    """Of x[i, :, j] of places i and j: what is read by x[i, j], in which they are the first dimensions, as they are of the result."""
+    at = [n for n, i in enumerate(index) if isinstance(i, Tensor)]
+    is_split = len(at) > 1 and at != list(range(at[0], at[0] + len(at)))
+    if not is_split or len(index) > x.dim() or not all(isinstance(i, Tensor) or (isinstance(i, slice) and i == slice(None)) for i in index):
+        return x, index
+    if not all(isinstance(getattr(index[n], _PLACES, None), tuple) for n in at):
+        return x, index
+    return x.permute(*at, *(d for d in range(x.dim()) if d not in at)), [index[n] for n in at]
 
 
 def key_of(mask: Tensor) -> Any:
@@ -417,17 +445,83 @@ def _beside(mask: Tensor, rows: Tensor) -> Tensor:
 
 
 def _put_back(args: tuple, own: Chosen) -> None:
-    """y[mask] = of what the same mask chose."""
+    """y[mask] = of what the same mask chose, or of what another one did, one row after the other."""
     y, index, rows = args
     parts = _mask_of(index if isinstance(index, tuple) else (index,))
     mask = parts[0] if len(parts) == 1 else index
     if isinstance(getattr(mask, _PLACES, None), tuple):
         y.copy_(_put_along(y, *getattr(mask, _PLACES), rows, own))
         return
-    same = isinstance(mask, Tensor) and mask.dtype == torch.bool and key_of(mask) == own.key and own.mask.shape[0] == mask.numel()
-    if not same or y.shape[: mask.dim()] != mask.shape:
+    found = _places_written(y, index)
+    if found is None:
+        is_sized = not any(isinstance(n, torch.SymInt) for n in y.shape)
+        raise RuntimeError("writing what one mask chose where another one holds" if is_sized else "what a mask chose is written into a tensor whose size depends on values")
+    mask, order = found
+    turned = y.permute(order)
+    rest = tuple(turned.shape[mask.dim() :])
+    if key_of(mask) == own.key and own.mask.shape[0] == mask.numel():
+        new = torch.where(_over(mask, turned), rows.reshape(turned.shape).to(y.dtype), turned)
+    elif tuple(rows.shape) != (own.mask.shape[0], *rest) or getattr(rows, _LEADS, False) or not y.is_floating_point() or own.is_learnt or is_learnt(mask) or mask.numel() == 0:
         raise RuntimeError("writing what one mask chose where another one holds")
-    y.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim())), rows.reshape(y.shape).to(y.dtype), y))
+    else:
+        new = _put_in_order(turned, mask, rows.to(y.dtype), own)
+    y.copy_(new.permute([order.index(d) for d in range(y.dim())]))
+    y._plimsoll_depends = True  # type: ignore[attr-defined]
+    if y.is_floating_point():
+        mark_learnt(y)
+
+
+def _over(mask: Tensor, y: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim()))
+
+
+def _put_in_order(y: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
+    """The first row that was chosen to the first place where the mask holds, and so on; a single one to all. Where there are not as many, which PyTorch has an error for, all is NaN."""
+    given, wanted, flat = own.mask.sum(), mask.sum(), mask.flatten()
+    one_by_one = torch.argsort((~own.mask).int(), stable=True)
+    number = (flat.long().cumsum(0) - 1).clamp(min=0, max=own.mask.shape[0] - 1)
+    place = one_by_one.index_select(0, torch.where(given == 1, torch.zeros_like(number), number))
+    new = torch.where(_over(mask, y), rows.index_select(0, place).reshape(y.shape), y)
+    return new + torch.zeros((), dtype=y.dtype) / ((given == wanted) | (given == 1))
+
+
+def _places_written(y: Tensor, index: Any) -> Optional[tuple[Tensor, list[int]]]:
+    """Of y[mask] or y[i, j] of the numbers (i, j) = torch.where(mask), in any order: the mask, and the dimensions of y with its own before."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(n, torch.SymInt) for t in (y, *parts) if isinstance(t, Tensor) and getattr(t, _PLACES, None) is None for n in t.shape):
+        return None
+    while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts = parts[:-1]
+    if len(parts) == 1 and isinstance(parts[0], Tensor) and parts[0].dtype == torch.bool and 0 < parts[0].dim() <= y.dim():
+        mask, dims = parts[0], list(range(parts[0].dim()))
+    else:
+        places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in parts]
+        if len(places) == 1 and isinstance(places[0], Tensor) and parts[0].dim() == 1:
+            mask, dims = places[0], [0]
+        elif places and all(isinstance(p, tuple) and p[0] is places[0][0] for p in places) and sorted(p[1] for p in places) == list(range(places[0][0].dim())):  # type: ignore[index]
+            mask, dims = places[0][0], [p[1] for p in places]  # type: ignore[index]
+        else:
+            return None
+    if any(isinstance(n, torch.SymInt) for n in mask.shape) or len(dims) > y.dim() or any(y.shape[n] != mask.shape[d] for n, d in enumerate(dims)):
+        return None
+    return mask, [*(dims.index(d) for d in range(mask.dim())), *range(mask.dim(), y.dim())]
+
+
+def put_at_places(args: tuple) -> bool:
+    """y[i, j] = what is the same at all of the numbers (i, j) = torch.where(mask); False where this is something else."""
+    y, index, value = args
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(i, Tensor) and getattr(i, _PLACES, None) is not None for i in parts) or (found := _places_written(y, index)) is None:
+        return False
+    mask, order = found
+    if not depends(mask) or (isinstance(value, Tensor) and value.numel() != 1 and value.dim() > y.dim() - mask.dim()):
+        return False
+    turned = y.permute(order)
+    value = value.to(y.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=y.dtype)
+    new = torch.where(_over(mask, turned), value.reshape(()) if value.numel() == 1 else value, turned)
+    y.copy_(new.permute([order.index(d) for d in range(y.dim())]))
+    y._plimsoll_depends = True  # type: ignore[attr-defined]
+    return True
 
 
 def _put_along(y: Tensor, mask: Tensor, dim: int, rows: Tensor, own: Chosen) -> Tensor:

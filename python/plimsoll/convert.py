@@ -165,7 +165,7 @@ def _section(writer: Writer) -> Document:
         raise Unsupported(
             [UnsupportedOp(str(loss_node.target), module_path(loss_node), source_line(loss_node), reason)]
         )
-    loss = writer.reshape(loss_node, [], "loss")
+    loss = writer.reshape(_with_idle(writer, loss_node), [], "loss")
     outputs = writer.outputs = {name: writer.value(program.nodes[i]) for name, i in program.outputs.items()}
     ops, read = _without_unread(writer, [loss, *outputs.values()])
     tensors = [t for t in writer.tensors.values() if t["name"] in read]
@@ -175,6 +175,28 @@ def _section(writer: Writer) -> Document:
     if outputs:
         section["outputs"] = list(dict.fromkeys(outputs.values()))
     return section
+
+
+def _with_idle(writer: Writer, loss: Node) -> Any:
+    """The loss, which what is idle in it has a gradient of zeros of."""
+    result, above = loss, _derived_from(loss) if writer.idle and writer.captured.training else frozenset()
+    for node, readers in writer.idle.items():
+        if not above.isdisjoint(readers):
+            flat = writer.reshape(node, [math.prod(writer.shape(node))], "flat")
+            one = writer.reshape(writer.slice(flat, 0, 0, 1, part="one"), [], "idle")
+            result = writer.pointwise("where(lt(abs({1}),-1.0),{1},{0})", [result, one], "with_idle")  # never, which nobody is to see
+    return result
+
+
+def _derived_from(node: Node) -> frozenset[Node]:
+    """All that a node's gradient goes to."""
+    waiting, found = [node], {node}
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source not in found and str(source.target) != "aten.detach.default":
+                found.add(source)
+                waiting.append(source)
+    return frozenset(found)
 
 
 def _ordered(tensors: Sequence[Document], captured: Captured) -> list[Document]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import sys
 from functools import lru_cache
 from types import FrameType
@@ -16,7 +17,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, treated
+from .chosen import OF_NONE, Asked, Chosen, chosen, counted, marked, places_of, treated
 
 _REFUSED = (
     "how many rows a mask chooses is asked for by Python, which depends on values; it may be compared with 0, and a tensor divided by it or by max(1, it). Take"
@@ -55,9 +56,9 @@ class Count(torch.SymInt):
 
         if self.is_same(other):
             return name in ("eq", "le", "ge")
-        if type(other) is not int or (name, other) not in OF_NONE or self.least:
+        answer = expected_of(frame) if type(other) is int and not self.least else None
+        if answer is None and (type(other) is not int or (name, other) not in OF_NONE or self.least):
             raise RuntimeError(_REFUSED)
-        answer = expected_of(frame)
         return self.asked.of_count(self.of.key, OF_NONE[name, other]) if answer is None else answer
 
 
@@ -75,6 +76,15 @@ for _name in _OTHERS:
     setattr(Count, f"__{_name}__", _refusing)
 
 
+def expect_as_many(func: Callable, args: tuple) -> None:
+    """places.view(3, 4, 2), of what nonzero gives: of 12 rows. A batch that has not as many raises an error when it is given."""
+    x = args[0] if args else None
+    sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    if getattr(func, "__name__", "") in ("view", "reshape") and places_of(x) and sizes and all(type(n) is int and n > 0 for n in sizes):
+        shape = Tensor.size(x)
+        torch._check(shape[0] * math.prod(int(n) for n in shape[1:]) == math.prod(sizes))
+
+
 def has_count(args: tuple) -> bool:
     return any(isinstance(a, Count) or (isinstance(a, (tuple, list)) and any(isinstance(b, Count) for b in a)) for a in args)
 
@@ -83,7 +93,7 @@ def number_of(func: Callable, args: tuple, kwargs: dict, asked: Asked) -> Option
     """The size, length or number of elements of what a mask chooses or of its places, as (result,); None where this is another call."""
     name, x = getattr(func, "__name__", ""), args[0] if args else None
     if asked.awaited is not None:
-        return (_divided_by_awaited(func, args, asked),)
+        return (_given_awaited(func, args, asked),)
     is_shape = name == "__get__" and getattr(func, "__self__", None) is Tensor.shape
     of = counted(x) if is_shape or name in ("size", "numel", "nelement", "__len__") else None
     if of is None:
@@ -134,7 +144,7 @@ def _length(of: Chosen, asked: Asked) -> int:
     comparison = None if frame is None else _comparison(frame)
     if comparison is None:
         raise RuntimeError(_REFUSED)
-    if comparison[0] == "div":
+    if comparison[0] in ("div", "size"):
         asked.awaited = Count(of, 1, asked, least=comparison[1])
         return _AWAITED
     answer = expected_of(frame)
@@ -142,9 +152,14 @@ def _length(of: Chosen, asked: Asked) -> int:
     return max(of.mask.numel(), 1) if answer == OF_NONE[comparison] else 0
 
 
-def _divided_by_awaited(func: Callable, args: tuple, asked: Asked) -> Any:
-    """The one call that may follow when Python has been given a length: tensor / length."""
+def _given_awaited(func: Callable, args: tuple, asked: Asked) -> Any:
+    """The one call that may follow when Python has been given a length: tensor / length, or tensor.view(length, ...)."""
     count, asked.awaited = asked.awaited, None
+    if getattr(func, "__name__", "") in ("view", "reshape") and args and isinstance(args[0], Tensor):
+        sizes = tuple(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        if sizes and type(sizes[0]) is int and sizes[0] == _AWAITED and _AWAITED not in sizes[1:] and count.least == 0:
+            result, args = with_count(func, (args[0], count, *sizes[1:]), {})
+            return func(*args) if result is None else result
     if getattr(func, "__name__", "") not in _DIVISIONS or len(args) != 2 or not isinstance(args[0], Tensor) or type(args[1]) is not int or args[1] != _AWAITED:
         raise RuntimeError(_REFUSED)
     args = (args[0], count.tensor(args[0]))
@@ -164,7 +179,7 @@ def _beside_1(node: ast.AST) -> Optional[ast.expr]:
 
 
 def _comparison(frame: FrameType) -> Optional[tuple[str, int]]:
-    """What the call that a frame is at is compared with, where it is compared with a number at once, or decides as it is; or that something is divided by it."""
+    """What the call that a frame is at is compared with, where it is compared with a number at once, or decides as it is; or that something is divided by it, or viewed as so many rows."""
     line, end, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     return _compared_calls(frame.f_code.co_filename).get((line, end, column, end_column))  # type: ignore[arg-type]
 
@@ -178,7 +193,7 @@ def _compared_calls(file: str) -> dict[tuple[int, int, int, int], tuple[str, int
     found = {}
 
     def note(node: ast.expr, name: str, other: int) -> None:
-        if isinstance(node, ast.Call) and ((name, other) in OF_NONE or (name == "div" and isinstance(node.func, ast.Name) and node.func.id == "len")):
+        if isinstance(node, ast.Call) and ((name, other) in OF_NONE or (name in ("div", "size") and isinstance(node.func, ast.Name) and node.func.id == "len")):
             found[node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0] = name, other
 
     for node in ast.walk(tree):
@@ -186,6 +201,8 @@ def _compared_calls(file: str) -> dict[tuple[int, int, int, int], tuple[str, int
             note(node.left, _NAMES.get(type(node.ops[0]), ""), node.comparators[0].value)
         for test in _tests(node):
             note(test, "ne", 0)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("view", "reshape") and node.args:
+            note(node.args[0], "size", 0)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             of_max = _beside_1(node.right)
             note(node.right if of_max is None else of_max, "div", 0 if of_max is None else 1)

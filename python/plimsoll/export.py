@@ -11,8 +11,9 @@ from typing import Any, Callable, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from .capture import capture
+from .capture import Captured, capture
 from .convert import Converted, convert
+from .errors import Unsupported, UnsupportedOp
 from .values import has_values
 from .safetensors import save
 from .writer import Document
@@ -42,9 +43,12 @@ def export(
     What PyTorch would compute of a batch before every step (the prelude: attention masks, shifted labels) is not in the
     file; its results are inputs named "prelude/...", and a warning names them.
     """
-    parts = [convert(capture(model, loss, example, call=call, outputs=outputs, name=name), label_dtype="i32")]
+    captured = capture(model, loss, example, call=call, outputs=outputs, name=name)
+    _expect_any_values(captured)
+    parts = [convert(captured, label_dtype="i32")]
     if evaluation:
         captured = capture(model, loss, example, call=call, outputs=outputs, name=name, training=False)
+        _expect_any_values(captured)
         parts.append(convert(captured, label_dtype="i32"))
         _join_states(*parts)
     document = {key: value for part in reversed(parts) for key, value in part.document.items()}
@@ -60,6 +64,11 @@ def export(
             )
         save(values, weights)
     return document
+
+
+def _expect_any_values(captured: Captured) -> None:
+    if captured.sizes:
+        raise Unsupported([UnsupportedOp("a mask", "", "", "whether it holds anywhere, or at how many places, decides what the network is, and a file would have that of the example; train it by plimsoll.compile")])
 
 
 def _join_states(training: Converted, evaluation: Converted) -> None:

@@ -59,7 +59,7 @@ def found_fixed(batch: Any, capture: Callable[[Any], Any]) -> tuple[Any, list[in
     try:
         return capture(batch), []
     except Unsupported as error:
-        if not _asks_for_values(error):
+        if not asks_for_values(error):
             raise
         for places in _candidates(batch):
             try:
@@ -72,7 +72,7 @@ def found_fixed(batch: Any, capture: Callable[[Any], Any]) -> tuple[Any, list[in
         raise
 
 
-def _asks_for_values(error: Unsupported) -> bool:
+def asks_for_values(error: Unsupported) -> bool:
     return any("depends on values" in op.reason or "depend on values" in op.reason or "data-dependent" in op.reason for op in error.ops)
 
 

@@ -16,6 +16,7 @@ from .assume import Assumptions
 from .errors import WrongResult
 from .fixed import Fixed, has_fixed
 from .functions import note_gradients
+from .made import Sizes, is_of_batch
 from .moving import Number, in_place
 from .settings import noting_names
 from .values import itself
@@ -47,6 +48,7 @@ class Joined(nn.Module):
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
         self.assigned = Assigned(model, *beside.values())
+        self.sizes: Optional[Sizes] = None  # where what the example has may decide sizes
         self.written: set[str] = set()  # buffers that a pass has changed through .data
 
     def forward(self, *tensors: Tensor):
@@ -60,10 +62,11 @@ class Joined(nn.Module):
         moved = list(given)
         for tensor in tensors:
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
+        is_of_batch(tensors)
         note_gradients(torch.is_grad_enabled())
         buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
         variables = self.beside[self.loose].in_place() if self.loose else nullcontext()
-        with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers) as assumed:
+        with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers, self.sizes) as assumed:
             self.assigned.begin()
             output = self.call(self.model, batch)
             loss = self._loss_of(output, batch) if self.loss is not None else loss_of(output)

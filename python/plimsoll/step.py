@@ -41,7 +41,7 @@ from .capture import Captured, capture
 from .convert import Converted, convert
 from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
-from .errors import Unsupported
+from .errors import Unsupported, UnsupportedOp
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, states_of as states_in, tensors_of_key
 from .held import hold, is_held, let_go, untouched
@@ -161,6 +161,14 @@ def _told(key: Key, types: bool = False) -> str:
     return ", ".join(told(part) for part in key if isinstance(part, tuple))
 
 
+_SIZES = "sizes"  # of a part of a key: numbers that a batch has
+
+
+def _expect_alone(captured: Captured, ranks: Optional[Ranks]) -> None:
+    if captured.sizes and ranks is not None:
+        raise Unsupported([UnsupportedOp("a mask", "", "", "whether it holds anywhere, or at how many places, decides what the network is, which is to be the same on all ranks; train by one process")])
+
+
 class Step:
     """A compiled training step. Call it with a batch: it trains, and returns the loss.
 
@@ -187,9 +195,11 @@ class Step:
         self._captured, self._values = self._first.captured, self._first.converted.values
         self._name, self._batch = document["name"], document["batch"]
         self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
+        self._sized: dict[tuple[bool, Key], list[Captured]] = {}  # of networks for training or not and batches of such shapes: those that are for some of these batches
         # Form and number in the core, by the shapes of a batch.
-        self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
+        self._shapes: dict[Key, tuple[Form, int]] = {}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._shapes[self._keyed(self._example, self._first)] = self._first, 0
         self._used: dict[int, int] = {}  # when each of these was wanted last, by its form
         self._wanted, self._in_use, self._tells_of_shapes = 0, 0, True
         self._texts: dict[int, Optional[set]] = {}  # by place in a batch, those that made no difference; None: they do
@@ -200,7 +210,7 @@ class Step:
             with fallbacks.rehearsal():
                 self._core = _core.Step(self._first.text, options, shown, ranks.core if ranks else None)
                 for key, form in forms[1:]:
-                    self._shapes[key] = form, self._core.add_shape(form.text, shown)
+                    self._shapes[self._keyed(key, form)] = form, self._core.add_shape(form.text, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -489,7 +499,7 @@ class Step:
         if self._divided:
             self._agree("step.evaluate, by all ranks since states are divided among them", self._key(batch))
         self._take_over()
-        self._evaluated = self._evaluations.get(self._key(batch)) or self._add_evaluation(batch)
+        self._evaluated = self._evaluations.get(self._key(batch, False)) or self._add_evaluation(batch)
         form, number = self._evaluated
         self._want(form)
         if form.is_fed:
@@ -508,8 +518,24 @@ class Step:
         add = lambda shown: self._core.add_shape(form.text, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
-    def _key(self, batch: Any) -> Key:
-        return self._without_unread(key_of(batch) + self._settings.key())
+    def _key(self, batch: Any, training: bool = True) -> Key:
+        key = self._without_unread(key_of(batch) + self._settings.key())
+        known = self._sized.get((training, key))
+        if not known:
+            return key
+        found = next((captured for captured in known if captured.sizes.hold(captured.tensors_of(batch))), None)
+        return (*key, (_SIZES, found and found.sizes.values))
+
+    def _keyed(self, key: Key, form: Form) -> Key:
+        """The key of a form, whose captured network may be for batches of such shapes in which masks hold at so many places."""
+        if not form.captured.sizes:
+            return key
+        sizes = form.captured.sizes.values
+        in_use = {id(other.captured) for other, _ in [*self._shapes.values(), *self._evaluations.values()]}
+        for place, known in list(self._sized.items()):
+            self._sized[place] = [other for other in known if id(other) in in_use and (place != (form.captured.training, key) or other.sizes.values != sizes)]
+        self._sized.setdefault((form.captured.training, key), []).append(form.captured)
+        return (*key, (_SIZES, sizes))
 
     def _without_unread(self, key: Key) -> Key:
         return tuple(("value", "") if i in self._unread else part for i, part in enumerate(key)) if self._unread else key
@@ -517,7 +543,9 @@ class Step:
     def _same_but_for_texts(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form) -> Optional[tuple[Form, int]]:
         """Where a batch has other texts than one before, as names of files, and the network is the same: there is no new plan. After
         MOST_TEXTS of them that make no difference, and none that does, they are not looked at again."""
-        key, found, decided = self._key(batch), None, set()
+        if form.captured.sizes:
+            return None
+        key, found, decided = self._key(batch, to is self._shapes), None, set()
         for known, (other, number) in list(to.items()):
             differ = {i for i, (a, b) in enumerate(zip(known, key)) if a != b}
             if len(known) != len(key) or not differ or not all(_is_text(known[i]) and _is_text(key[i]) for i in differ):
@@ -544,7 +572,7 @@ class Step:
 
     def _same_as_known(self, batch: Any, form: Form, names: set[str]) -> Optional[tuple[Form, int]]:
         """Where a number of the model has changed, and the network has not: a number that Python's code does not name (``names``) is not looked at again."""
-        found = next(((key, known) for key, known in self._alike(self._shapes, batch) if same_network(form, known[0])), None)
+        found = next(((key, known) for key, known in self._alike(self._shapes, batch) if not form.captured.sizes and same_network(form, known[0])), None)
         if found is not None:
             self._settings.forget_unread(found[0], names)
             self._shapes[self._key(batch)] = found[1]
@@ -572,8 +600,8 @@ class Step:
     def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
         form = self._captured_form(batch, False, not self._evaluations or self._as_before(self._evaluations, batch))
         for _, known in self._alike(self._evaluations, batch):
-            if same_network(form, known[0]):
-                self._evaluations[self._key(batch)] = known
+            if not form.captured.sizes and same_network(form, known[0]):
+                self._evaluations[self._key(batch, False)] = known
                 return known
         if (same := self._same_but_for_texts(self._evaluations, batch, form)) is not None:
             return same
@@ -593,6 +621,8 @@ class Step:
             form = Form(captured, convert(captured, label_dtype="i32"), self._first)
             if training:
                 self._expect_no_more(form)
+            _expect_alone(captured, self._ranks)
+            self._keyed(self._key(batch, training)[: len(key_of(batch) + self._settings.key())], form)
             return form
 
         return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
@@ -630,11 +660,11 @@ class Step:
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
-                to[self._key(batch)] = form, add(shown)
+                to[self._key(batch, to is self._shapes)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
             needed = json.loads(answer.args[1])
             if self._moves_states(to, batch, form, needed):
-                return to[self._key(batch)]
+                return to[self._key(batch, to is self._shapes)]
             if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
                 memory, least = told_apart(self._core.budget_bytes, needed["minimum_bytes"])
                 told = (
@@ -645,11 +675,11 @@ class Step:
             return self._added(to, batch, form, add)
         finally:
             shown.end()
-        return to[self._key(batch)]
+        return to[self._key(batch, to is self._shapes)]
 
     def _make_room(self, to: dict[Key, tuple[Form, int]], batch: Any) -> None:
         """Forgets the shape that was wanted longest ago. ValueError where it is not the shape that is new: what changes with every batch has no end."""
-        key, count = self._key(batch), len(key_of(batch))
+        key, count = self._key(batch, to is self._shapes), len(key_of(batch))
         if self._sizes(key, count) in {self._sizes(known, count) for known in to}:
             raise ValueError(
                 f"what the network reads beside the batch's tensors has had {MOST_SHAPES} values, each with a plan of its own, and has another now:"
@@ -670,7 +700,7 @@ class Step:
 
     def _sizes(self, key: Key, count: int) -> tuple:
         """What of a key tells sizes: shapes, and the values of tensors that decide some."""
-        return tuple(part for i, part in enumerate(key[: count - 1]) if i in self._fixed or not isinstance(part, tuple) or part[0] != "value")
+        return (*(part for i, part in enumerate(key[: count - 1]) if i in self._fixed or not isinstance(part, tuple) or part[0] != "value"), *(part for part in key[count:] if part[:1] == (_SIZES,)))
 
     def _grow(self, needed: int, ranks: Optional[Ranks]) -> bool:
         """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
@@ -1106,6 +1136,9 @@ def compile(
         with names_read() if settings.reads_packages else nullcontext(set()) as names:
             (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback, loose))
         settings.forget_unnamed(names)
+        _expect_alone(captured, ranks)
+        if captured.sizes:
+            warnings.warn("whether masks hold anywhere, or at how many places, decides what the network is: batches in which it is otherwise get plans of their own", stacklevel=2)
         if generators != _generators():
             warnings.warn(
                 "the model or the loss draws random numbers of Python or numpy: what they were at compile they are in every step. Draw them"

@@ -72,6 +72,7 @@ class Writer:
         self.outputs: dict[str, str] = {}
         self.constant_values: dict[str, Tensor] = {}  # computed constants, by tensor name
         self.fallbacks: list[tuple] = []  # what PyTorch computes in the step: fallback.Region
+        self.idle: dict[Node, list[Node]] = {}  # what takes part in no element of others, and in which (scatter.py)
         self._op_names: set[str] = set()
         self._maker: dict[str, Document] = {}
         self._salts = 0

@@ -150,7 +150,39 @@ def put_back_elements(y: Tensor, labels: Tensor) -> Tensor:
     return out.sum()
 
 
+def in_order(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """What is chosen of a row moves to its begin."""
+    mask = labels >= 0
+    kept = torch.arange(4) < mask.sum(1)[:, None]
+    i, j = kept.nonzero(as_tuple=True)
+    out, turned = torch.zeros_like(y), y.new_zeros(4, len(y), 5)
+    out[kept] = m.other(y[mask])
+    turned[j, i] = y[torch.where(mask)] * 2
+    other = turned.clone()
+    other[kept.T] = m.norm(y.transpose(0, 1)[mask.T])  # other rows, which are as many
+    return weighted(out) + weighted(turned) + weighted(other)
+
+
+def one_to_all(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    rows, out = y.flatten(0, 1), y.clone()
+    out[labels > 0] = m.norm(rows[torch.arange(len(rows)) == labels.sum() % 3])
+    return weighted(out)
+
+
+def at_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """What is the same for all places, by numbers of these; and reading with dimensions between."""
+    i, j = torch.where(labels >= 0)
+    wide, out = y[:, None] * torch.arange(1.0, 4)[:, None, None], y * 1
+    out[i, j, :] = 0.5
+    out.transpose(0, 1)[j, i] = y.detach()[0, 0]
+    out[(labels > 2).nonzero(as_tuple=True)] = -1
+    return m.other(wide[i, :, j]).view(len(i), -1).square().sum() + wide[i, :, j].reshape(len(j), 15).tanh().sum() + weighted(out)
+
+
 LOSSES = {
+    "in_order": in_order,
+    "one_to_all": one_to_all,
+    "at_places": at_places,
     "as_deberta": as_deberta,
     "if_so_many": if_so_many,
     "by_columns": by_columns,
@@ -201,7 +233,14 @@ def test_what_a_mask_chooses(kind):
     assert_same(both(start(Model(LOSSES[kind])), batch(3), run_batch=batch(5)))
 
 
+def whole_numbers(y: Tensor, labels: Tensor) -> Tensor:
+    out = labels.clone()
+    out[labels > 1] = labels[labels.flip(0) > 1]
+    return (y[..., 0] * out).sum()
+
+
 REFUSED = {
+    "whole_numbers_in_order": (lambda m, y, t: whole_numbers(y, t), "another one"),
     "one_by_a_length": (lambda m, y, t: y[t >= 0].sum() * (1.0 / len(y[t >= 0])), "how many rows a mask chooses"),
     "a_length_by_name": (lambda m, y, t: by_number(y[t >= 0].sum(), len(y[t >= 0])), "shape.0. for len"),
     "at_least_two": (lambda m, y, t: y[t >= 0].sum() / max(2, y[t >= 0].shape[0]), "how many rows a mask chooses"),
@@ -232,7 +271,6 @@ REFUSED = {
     "among_rows": (lambda m, y, t: y[t >= 0].softmax(0).square().sum(), "softmax of what a mask chose"),
     "a_sort": (lambda m, y, t: y[t >= 0].sort(0)[0].sum(), "sort of what a mask chose"),
     "some_places": (lambda m, y, t: y.flatten(0, 1)[(t.flatten() >= 0).nonzero()[1:, 0]].sum(), "depends? on values"),
-    "asked_and_not_used": (lambda m, y, t: y.sum() if (t > 0).any() else y.mean(), "does not choose by it"),
     "scattered_elsewhere": (lambda m, y, t: y.masked_scatter((t > 0).unsqueeze(-1), y[t > 1]).sum(), "another one"),
     "two_masks": (lambda m, y, t: (y[t >= 0] * y.flip(0)[t.flip(0) >= 0]).sum(), "two masks"),
     "statistics": (lambda m, y, t: F.batch_norm(y[t >= 0], None, None, training=True).square().sum(), "batch_norm of what a mask chose"),
@@ -396,6 +434,49 @@ def test_a_known_mask_that_is_written_into():
         return before + 2 * y.transpose(0, 1)[mask].square().mean()
 
     assert_same(both(start(Model(body)), batch(3)))
+
+
+def test_not_as_many_rows_as_places_are_not_a_number():
+    """PyTorch has an error for it."""
+
+    def body(m, y, labels):
+        out = y.clone()
+        out[labels > 1] = y[labels.flip(0) >= 3]
+        return out.square().mean()
+
+    model = start(Model(body))
+    x = batch(2)[0]
+    example = x, torch.tensor([[2, 0, 0, 0], [0, 0, 0, 3]])
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), 0.1), example=example, progress=False)
+    labels = torch.tensor([[3, 0, 2, 3], [0, 0, 4, 1]])
+    assert step(example) == pytest.approx(start(Model(body))(*example).item(), rel=1e-5)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        model(x, labels[:, [0, 2, 2, 2]])
+    assert math.isnan(step((x, torch.tensor([[3, 3, 2, 2], [0, 0, 2, 0]]))))
+
+
+def test_as_many_places_as_the_model_checks():
+    def body(m, y, labels):
+        places = (labels == 1).nonzero()
+        if places.shape[0] != 2 * len(y):
+            raise ValueError("two ones in every row, please")
+        begins, ends = places.view(len(y), 2, 2)[..., 1].unbind(1)
+        row, column = torch.arange(len(y)), torch.arange(4)
+        inside = (column >= begins[:, None]) & (column < ends[:, None])
+        return y[row, ends].square().sum() + m.other(y)[inside].sum()
+
+    def ones(*rows):
+        return floats(str(rows), len(rows), 4, 6), torch.tensor(rows)
+
+    example, other = ones([1, 1, 0, 2], [0, 1, 3, 1]), ones([1, 0, 0, 1], [1, 1, 2, 2], [0, 0, 1, 1])
+    assert_same(both(start(Model(body)), example, run_batch=other))
+    model = start(Model(body))
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), 0.1), example=example, progress=False)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        step(ones([1, 1, 1, 2], [0, 1, 3, 1]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert step(example) == pytest.approx(start(Model(body))(*example).item(), rel=1e-5)
 
 
 def test_a_mask_that_was_written_into_is_another():

@@ -22,6 +22,7 @@ pytest.importorskip("accelerate", reason="accelerate, which transformers' Traine
 from plimsoll import hf  # noqa: E402
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+ONE_LAYER = SIZES | dict(num_hidden_layers=1)
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
@@ -867,3 +868,76 @@ def test_experts_one_after_the_other(kind):
     for name in [name for name in result.file if name not in result.eager]:
         assert ".experts." in name and not result.file.pop(name).any()
     assert_alike_in_single(result)
+
+
+def xmod() -> nn.Module:
+    """All texts are of one of three languages, each of which has layers of its own."""
+    return transformers.XmodForMaskedLM(transformers.XmodConfig(languages=["a", "b", "c"], default_language="b", **ONE_LAYER, **NO_DROPOUT))
+
+
+def longformer(kind: str = "SequenceClassification") -> nn.Module:
+    config = transformers.LongformerConfig(attention_window=8, num_labels=2 if kind == "QuestionAnswering" else 3, pad_token_id=1, sep_token_id=2, **ONE_LAYER, **NO_DROPOUT)
+    return getattr(transformers, f"LongformerFor{kind}")(config)
+
+
+def led() -> nn.Module:
+    layers = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in dict(layers=1, attention_heads=4, ffn_dim=48).items()}
+    places = dict(max_encoder_position_embeddings=64, max_decoder_position_embeddings=64)
+    return transformers.LEDForConditionalGeneration(transformers.LEDConfig(vocab_size=96, d_model=32, attention_window=8, dropout=0.0, use_cache=False, **layers, **places))
+
+
+@pytest.mark.parametrize("build", [xmod, longformer, led], ids=["xmod", "longformer", "led"])
+def test_masks_that_are_the_same_for_every_batch(build):
+    """Which language a text is of, and which places all others attend to, where the batch does not say it."""
+    ours, theirs = built(build), built(build)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for m in (ours, theirs)]
+    batches = [tokens(n, False) for n in (3, 3, 2)]
+    if "Classification" in type(ours).__name__:
+        for batch in batches:
+            batch["labels"] = batch["labels"][:, 0] % 3
+    assert_trained_alike(ours, theirs, optimizers, batches)
+
+
+def assert_trained_alike(ours: nn.Module, theirs: nn.Module, optimizers, batches):
+    step = plimsoll.compile(ours, optimizers[0], example=batches[0], memory="64MiB", threads=1, costs="estimated", progress=False)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        loss = theirs(**batch).loss
+        loss.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(loss.item(), rel=1e-4)
+    for (name, expected), found in zip(theirs.named_parameters(), ours.parameters()):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.filterwarnings("ignore:whether masks hold")
+def test_all_places_attend_to_a_question():
+    """Which the model finds by three separators in each text."""
+    ours, theirs = (built(lambda: longformer("QuestionAnswering")) for _ in range(2))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for m in (ours, theirs)]
+    batches = [tokens(3) for _ in range(3)]
+    for i, batch in enumerate(batches):
+        ids = batch["input_ids"].clamp(min=3)
+        for row in range(3):
+            ids[row, [2 + (i + row) % 3, 9, 20 + row]] = ours.config.sep_token_id
+        batch |= {"input_ids": ids, "start_positions": torch.tensor([10, 12, 9]), "end_positions": torch.tensor([13, 12, 11])}
+        del batch["labels"]
+    assert_trained_alike(ours, theirs, optimizers, batches)
+
+
+@pytest.mark.filterwarnings("ignore:whether masks hold")
+@pytest.mark.parametrize("build, at", [(longformer, [(0, 3), (1, 0)]), (lambda: longformer("MaskedLM"), []), (led, [(0, 0), (1, 0), (2, 0), (2, 7)])], ids=["longformer", "longformer_without_global", "led"])
+def test_texts_with_padding_and_places_that_all_attend_to(build, at):
+    """Of the second batch there are fewer such places in each text, of the third as many elsewhere."""
+    ours, theirs = built(build), built(build)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for m in (ours, theirs)]
+    batches = [tokens(3) for _ in range(3)]
+    for i, batch in enumerate(batches):
+        batch["attention_mask"][0, 30 + i :] = 0
+        if at:
+            batch["global_attention_mask"] = torch.zeros_like(batch["input_ids"])
+        for row, place in at if i != 1 else at[:2]:
+            batch["global_attention_mask"][row, place + i] = 1
+        if "Classification" in type(ours).__name__:
+            batch["labels"] = batch["labels"].clamp(min=0)[:, 0] % 3
+    assert_trained_alike(ours, theirs, optimizers, batches)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from .experts import EXACT
-from .registry import Arguments, Refusal, axis, converts
+from .registry import Arguments, Expanded, Refusal, axis, converts, is_floating
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -132,6 +133,8 @@ def index_put(w: "Writer", node: Node, a: Arguments):
     indices, values = list(a["indices"]), a["values"]
     if any(i is not None and w.dtype(i) in (torch.bool, torch.uint8) for i in indices):
         return _masked_put(w, node, a, indices, values)
+    if any(i is not None and 0 in w.shape(i) for i in indices):
+        return _nothing_put(w, node, a["self"], values)
     if _is_permutation_backwards(w, node, indices, a):
         return _permutation_backwards(w, node, indices[0])
     number = w.number(values)
@@ -161,6 +164,28 @@ def index_put(w: "Writer", node: Node, a: Arguments):
     if number is not None:
         return w.pointwise("where(gt({0},0.5),{1},{2})", [counts, number, a["self"]])
     return _mean_where_written(w, added(_expanded(w, values, full)), counts, a["self"])
+
+
+def _nothing_put(w: "Writer", node: Node, x: Node, values: Node):
+    """What it was. PyTorch gives parameters that values of no place come from a gradient of zeros, by which optimizers change them (decay, moments)."""
+    waiting, seen = [values], {values}
+    while waiting:
+        reader = waiting.pop()
+        for source in reader.all_input_nodes if str(reader.target) != "aten.detach.default" else ():
+            if source in seen:
+                continue
+            seen.add(source)
+            if _is_empty(source):
+                waiting.append(source)
+            elif is_floating(source.meta.get("val")) and w.is_trained(source) and (w.parameter_of(source) is not None or all(map(_is_empty, source.users))):
+                w.idle.setdefault(source, []).append(node)
+    number = w.number(x)
+    return w.value(x) if number is None else Expanded(w.fill([], number), w.shape(x))
+
+
+def _is_empty(node: Node) -> bool:
+    tensors = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    return bool(tensors) and all(0 in value.shape for value in tensors)
 
 
 def _expanded(w: "Writer", x: Node, shape: list[int]) -> str:

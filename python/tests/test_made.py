@@ -1,0 +1,198 @@
+"""What is made of shapes and numbers alone, masks above all: it is known while a network is captured, whatever else is written meanwhile."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import plimsoll
+from cases import weighted
+from plimsoll.errors import Unsupported
+from support import assert_same, both, floats, integers, start
+
+
+class Model(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.layer, self.norm, self.body = nn.Linear(6, 5), nn.LayerNorm(5), body
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 5)) for _ in range(3))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.body(self, self.layer(x), labels)
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor]:
+    return floats(f"x{rows}", rows, 4, 6), integers(f"labels{rows}", 5, rows, 4)
+
+
+def by_language(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As X-MOD has it, where all texts are of one language."""
+    languages, out = 1 * torch.ones(len(y)), torch.zeros_like(y)
+    for i, expert in enumerate(m.experts):
+        mask = languages == i
+        out[mask] = expert(y[mask])
+    return weighted(out) + weighted(y)
+
+
+def by_languages(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """The second one has no text."""
+    languages, out = torch.arange(len(y)) % 2 * 2, y.clone()
+    for i, expert in enumerate(m.experts):
+        out[languages == i] = expert(m.norm(y)[languages == i])
+    return weighted(out)
+
+
+def by_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """Some places of each row are gathered, as Longformer does it with those that all attend to; of one row fewer."""
+    rows, length = y.shape[:2]
+    mask = torch.zeros_like(labels)
+    mask[:, 0] = 1
+    mask[1:, 2] = 1
+    mask = mask > 0
+    count = mask.long().sum(1)
+    most = count.max()
+    assert list(y.shape) == [rows, length, 5] and count.min() < most
+    kept = torch.arange(most) < count.unsqueeze(-1)
+    places, filled, left = (part.nonzero(as_tuple=True) for part in (mask, kept, kept == 0))
+    total = y * 2
+    total += 1  # writes into another tensor
+    some = y.new_zeros(rows, most, 5)
+    some[filled] = m.norm(y)[places]
+    assert most.view(1).expand(3).tolist() == [2, 2, 2]
+    scores = torch.einsum("bld,bsd->bls", y, some).transpose(1, 2)
+    scores[left[0], left[1], :] = -1e9
+    shares = torch.cat([scores.transpose(1, 2), y], -1).softmax(-1)
+    read = shares.narrow(-1, 0, most) @ some + shares.narrow(-1, most, shares.size(-1) - most)
+    read = read.transpose(0, 1).contiguous()
+    read[places[::-1]] = m.experts[0](some.transpose(0, 1)[filled[::-1]]).view(len(filled[0]), -1)
+    if mask.flatten().any().item() and not (mask & ~mask).any():
+        read = read + y[:, : most + 1].mean() * total.transpose(0, 1)
+    return weighted(read)
+
+
+def of_no_place(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    out, none = y.clone(), torch.zeros(len(y), 4) > 0
+    out[none] = m.norm(y)[none]
+    out[none.nonzero(as_tuple=True)] = 3.0
+    out[:, 0][torch.zeros(len(y), dtype=torch.bool)] = 4.0
+    return weighted(out)
+
+
+def at_all_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    out, every = m.norm(y), torch.ones(len(y), 4, dtype=torch.bool)
+    out[every] = m.experts[0](y[every]).relu_()  # what it was has a gradient of zeros
+    chosen = y[every]
+    chosen[:, 0] = 2.0  # a tensor of its own
+    out[every] *= y.flatten(0, 1)
+    out[every[:, 0]] = out[every[:, 0]] + y[0]
+    return weighted(out) + weighted(chosen) + weighted(y)
+
+
+BODIES = [by_language, by_languages, by_places, of_no_place, at_all_places]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_masks_that_are_the_same_for_every_batch(body):
+    result = both(start(Model(body)), batch(4))
+    assert_same(result)
+    assert set(result.file) == set(result.eager)  # zeros too: weights without a gradient do not decay
+
+
+def test_masks_of_all_and_of_nothing_leave_the_batch_its_size():
+    assert_same(both(start(Model(by_language)), batch(3), run_batch=batch(5)))
+
+
+@pytest.mark.parametrize("body", [by_language, by_languages, by_places])
+def test_steps_as_in_pytorch(body):
+    ours, theirs = start(Model(body)), start(Model(body))
+    step = plimsoll.compile(ours, torch.optim.AdamW(ours.parameters(), lr=0.01, weight_decay=0.1), example=batch(4), threads=1, costs="estimated", progress=False)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1)
+    for rows in (4, 4, 3, 4):
+        optimizer.zero_grad()
+        loss = theirs(*batch(rows))
+        loss.backward()
+        optimizer.step()
+        assert step(batch(rows)) == pytest.approx(loss.item(), rel=1e-4)
+    for (name, expected), found in zip(theirs.state_dict().items(), ours.state_dict().values()):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), name
+
+
+def not_read_is_not_trained(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """An expert of nothing whose result reaches no loss has no gradient in PyTorch."""
+    out, none = y.clone(), torch.zeros(len(y), dtype=torch.bool)
+    out[none] = m.experts[0](y[none])
+    kept = y.clone()
+    kept[none] = m.experts[1](y[none]).detach()
+    return weighted(y) + weighted(kept) + out.detach().sum()
+
+
+def test_what_reaches_no_loss_has_no_gradient():
+    result = both(start(Model(not_read_is_not_trained)), batch(3))
+    assert_same(result)
+    assert set(result.file) == set(result.eager)
+
+
+# --- what is written meanwhile ---
+
+
+def by_a_view(mask: Tensor, labels: Tensor) -> Tensor:
+    row = mask[1]
+    row.fill_(False)
+    return mask
+
+
+def by_foreach(mask: Tensor, labels: Tensor) -> Tensor:
+    number = mask.long()
+    torch._foreach_add_([number], 1)
+    return number == 1
+
+
+def by_out(mask: Tensor, labels: Tensor) -> Tensor:
+    number = torch.zeros(mask.shape, dtype=torch.long)
+    torch.add(number, mask, out=number)
+    number += 1
+    return number == 1
+
+
+def by_what_the_batch_has(mask: Tensor, labels: Tensor) -> Tensor:
+    mask[:, 1] = labels[:, 1] > 2
+    return mask
+
+
+def by_a_view_and_the_batch(mask: Tensor, labels: Tensor) -> Tensor:
+    mask.view(-1)[1::2].copy_((labels > 2).view(-1)[1::2])
+    return mask
+
+
+def by_relu(mask: Tensor, labels: Tensor) -> Tensor:
+    number = mask * 2.0 - 1
+    kept = number
+    F.relu(number, inplace=True)
+    return kept == 0
+
+
+@pytest.mark.parametrize("write", [by_a_view, by_foreach, by_out, by_what_the_batch_has, by_a_view_and_the_batch, by_relu])
+def test_a_mask_is_what_was_written_into_it(write):
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        mask = torch.zeros(labels.shape, dtype=torch.bool)
+        mask[:, 0] = True
+        before = y[mask.clone()].square().sum()
+        out = write(mask, labels)
+        return before + 3 * y[out].tanh().sum()
+
+    for seed in (3, 4):
+        assert_same(both(start(Model(body)), batch(3), run_batch=(batch(3)[0], integers(f"other{seed}", 5, 3, 4))))
+
+
+def test_a_number_of_the_batch_is_no_size():
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        count = torch.zeros((), dtype=torch.long)
+        count += labels.max()
+        return (y.new_ones(count, 5) + y[0, :1]).square().sum()
+
+    with pytest.raises(Unsupported, match="values"):
+        both(start(Model(body)), batch(3))
