@@ -232,7 +232,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
 
 // Of a graph of costs. Few ops have few ways to run again.
 int64_t effort_for(int64_t ops) {
-  constexpr int64_t kRunEffort = 100'000'000, kOfOp = 150'000, kLeast = 10'000'000, kOfWays = 20'000;
+  constexpr int64_t kRunEffort = 100'000'000, kOfOp = 150'000, kLeast = 10'000'000, kOfWays = 2'000;
   const int64_t few = std::min<int64_t>(ops, 1000);
   return std::min(kRunEffort + kOfOp * ops, kLeast + kOfWays * few * few * few);
 }

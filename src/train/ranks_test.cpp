@@ -410,8 +410,8 @@ TEST(Ranks, SaveStatesWholeHoweverTheyAreDivided) {
 // one of them waited for another message.
 TEST(Ranks, PlanEvaluationsByTheFirstOnesCosts) {
   ModelInput input{.batch = 8, .channels = 3, .height = 32, .width = 32, .classes = 10};
-  const auto device = with_ranks(
-      open_device("cpu", 1), {.ranks = 2, .latency_us = 30, .gb_per_s = 0.3, .compute_share = 0.1}, nullptr);
+  const auto device =
+      with_ranks(open_device("cpu", 1), {.ranks = 2, .latency_us = 30, .gb_per_s = 0.3, .compute_share = 0.1}, nullptr);
   CompileOptions options;
   options.optimizer.ranks = 2;
   options.zero = kMostShardingStage;
@@ -426,7 +426,8 @@ TEST(Ranks, PlanEvaluationsByTheFirstOnesCosts) {
   EXPECT_NE(planned(CostTable(fast)).plan->collectives.size(), planned(CostTable(slow)).plan->collectives.size());
   as_ranks(2, [&](const std::shared_ptr<Communicator>& ranks) {
     CostTable own(ranks->is_first() ? fast : slow);
-    own.put({.signature = "an op", .kernel = "own"}, {.source = Cost::Source::measured, .time_ms = 0.1 + ranks->rank()});
+    own.put({.signature = "an op", .kernel = "own"},
+            {.source = Cost::Source::measured, .time_ms = 0.1 + ranks->rank()});
     EXPECT_THAT(testing::error_text(ErrorCode::internal, [&] { check_same_collectives(*ranks, planned(own)); }),
                 HasSubstr("has another plan"));
     const CostTable common = common_costs(*ranks, own, device->info());

@@ -60,21 +60,25 @@ inline TensorView view(const Tensor& tensor, const Buffer& buffer) {
 inline Buffer laid_out(const Tensor& tensor, const std::vector<int64_t>& offsets, const std::vector<double>& values) {
   Buffer buffer(tensor.bytes().count);
   std::fill(buffer.bytes().begin(), buffer.bytes().end(), std::byte{0});
-  for (size_t i = 0; i < values.size(); ++i) store(view(tensor, buffer), offsets[i], values[i]);
+  const TensorView storage = view(tensor, buffer);
+  for (size_t i = 0; i < values.size(); ++i) store(storage, offsets[i], values[i]);
   return buffer;
 }
 inline std::vector<double> row_major(const Tensor& tensor, const std::vector<int64_t>& offsets, const Buffer& buffer) {
+  const TensorView storage = view(tensor, buffer);
   std::vector<double> values;
-  for (int64_t offset : offsets) values.push_back(load(view(tensor, buffer), offset));
+  values.reserve(offsets.size());
+  for (int64_t offset : offsets) values.push_back(load(storage, offset));
   return values;
 }
 inline bool padding_is_zero(const Tensor& tensor, const std::vector<int64_t>& offsets, const Buffer& buffer) {
   const int64_t count = storage_elements(tensor.shape, tensor.layout);
   if (count == static_cast<int64_t>(offsets.size())) return true;
+  const TensorView storage = view(tensor, buffer);
   std::vector<bool> used(count);
   for (int64_t offset : offsets) used[offset] = true;
   for (int64_t i = 0; i < count; ++i) {
-    if (!used[i] && load(view(tensor, buffer), i) != 0) return false;
+    if (!used[i] && load(storage, i) != 0) return false;
   }
   return true;
 }
@@ -169,16 +173,17 @@ inline void expect_like_reference(const OpCase& test) {
         }
         const auto kernel = device->make_kernel(graph, op, spec.name);
         const auto in_offsets = offsets_of(graph, ids), out_offsets = offsets_of(graph, op.outputs);
+        std::vector<Buffer> given;
+        given.reserve(ids.size());
+        for (size_t i = 0; i < ids.size(); ++i)
+          given.push_back(laid_out(graph.tensor(ids[i]), in_offsets[i], values[i]));
         for (const auto& pairs : in_place_choices(graph, op)) {
           std::vector<std::vector<std::byte>> first_run;
           for (int repeat = 0; repeat < 2; ++repeat) {
-            std::vector<Buffer> in, out;
+            std::vector<Buffer> in = given, out;
             std::vector<void*> in_pointers, out_pointers;
-            in.reserve(ids.size()), out.reserve(op.outputs.size());
-            for (size_t i = 0; i < ids.size(); ++i) {
-              in.push_back(laid_out(graph.tensor(ids[i]), in_offsets[i], values[i]));
-              in_pointers.push_back(in.back().data());
-            }
+            out.reserve(op.outputs.size());
+            for (Buffer& buffer : in) in_pointers.push_back(buffer.data());
             std::string places;
             for (TensorId o : op.outputs) {
               out.emplace_back(graph.tensor(o).bytes().count);
