@@ -135,7 +135,7 @@ class Division {
     std::ranges::stable_sort(fit_, {}, [](const auto& way) { return way.second.link_ms; });
     for (auto& [number, way] : fit_) {
       const auto* const best = best_ ? std::get_if<Program>(&*best_) : nullptr;
-      if (best != nullptr && (way.stage() > stage || way.link_ms > best->plan->predicted.step_time_ms)) {
+      if (best != nullptr && (way.stage() > stage || !may_be_faster(way, best->plan->predicted.step_time_ms))) {
         unfit_.emplace_back(number, std::move(way));
       } else {
         take(number, compile_divided(std::move(way), device_, costs_, watch_));
@@ -173,6 +173,18 @@ class Division {
   }
 
  private:
+  // Than a plan that was found: by the time of messages, or by a plan with all the memory that there may be, which is found soon.
+  bool may_be_faster(const Divided& way, double ms) const {
+    if (way.link_ms > ms) return false;
+    if (options_.memory.count == INT64_MAX) return true;
+    Divided roomy = way;
+    roomy.options.memory = {INT64_MAX};
+    roomy.options.name_minimum = false;
+    const auto free = compile_divided(std::move(roomy), device_, costs_, watch_);
+    const auto* const program = std::get_if<Program>(&free);
+    return program == nullptr || program->plan->predicted.step_time_ms < ms;
+  }
+
   void take(int number, std::variant<Program, Infeasible> found) {
     const auto* const program = std::get_if<Program>(&found);
     const std::optional<Bytes> its = program != nullptr ? program->minimum : std::get<Infeasible>(found).minimum;

@@ -146,6 +146,16 @@ Attempt search_shares(const Network& network, const Device& device, const CostTa
   return best;
 }
 
+// Less memory makes no plan faster. That of all the memory that there may be is found soon: it keeps everything.
+bool may_be_faster_than(const Attempt& best, const Network& network, const Device& device, const CostTable& costs,
+                        const CompileOptions& options) {
+  if (!best.feasible() || options.memory.count == INT64_MAX) return true;
+  CompileOptions roomy = options;
+  roomy.memory = {INT64_MAX};
+  const Attempt other = search_shares(network, device, costs, roomy);
+  return !other.feasible() || other.plan().predicted.step_time_ms < best.plan().predicted.step_time_ms;
+}
+
 // Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
 // the arena or run twice for it.
 Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
@@ -159,10 +169,12 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
   const Bytes sent = bytes_sent(network.graph);  // of a small network those are all of it
   if (const Bytes few{sent.count / 4}; few < choices.back() && few > 0_B) choices.push_back(few);
   choices.push_back(0_B);
+  std::erase_if(choices, [&](Bytes bytes) { return bytes.count < INT64_MAX && bytes >= sent * 2; });  // as the first
   CompileOptions within = options;
   Attempt best;
   for (const Bytes in_flight : choices) {
     within.in_flight = in_flight;
+    if (best.graph.op_count() > 0 && !may_be_faster_than(best, network, device, costs, within)) continue;
     Attempt found = search_shares(network, device, costs, within);
     if (best.graph.op_count() == 0 || is_better(found, best)) best = std::move(found);
     if (is_free_of_charge(best) && !gathers) break;

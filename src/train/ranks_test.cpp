@@ -141,8 +141,8 @@ TEST(Ranks, DropWhatOneProcessDrops) {
 
 TEST(Ranks, EndWithTheSameBitsUnderEveryBudgetAndPolicy) {
   TrainOptions options = short_training("resnet20");
-  options.batch = 16;
-  options.steps = 4;
+  options.batch = 8;
+  options.steps = 2;
   const Learned first = together(2, options);
   EXPECT_EQ(together(2, options).done.weights_sha256, first.done.weights_sha256) << "again";
   for (const char* policy : {"liveness", "superneurons", "auto"}) {
@@ -275,8 +275,8 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
 
 TEST(Ranks, EndWithTheSameBitsWithBatchNormOfTheWholeBatch) {
   TrainOptions options = short_training("resnet20");
-  options.batch = 12;
-  options.steps = 3;
+  options.batch = 6;
+  options.steps = 2;
   options.optimizer.sync_batch_norm = true;
   const Learned first = together(3, options);
   EXPECT_EQ(together(3, options).done.weights_sha256, first.done.weights_sha256) << "again";
@@ -339,8 +339,8 @@ TEST(Ranks, GoOnFromTheFirstOnesCheckpointWithTheSameBits) {
 TEST(Ranks, EndWithTheSameBitsHoweverStatesAreDivided) {
   for (const int variant : {0, 1, 2}) {
     TrainOptions options = short_training("resnet20");
-    options.batch = 24;
-    options.steps = 3;
+    options.batch = 12;
+    options.steps = 2;
     if (variant == 1) options.optimizer.clip_grad_norm = 0.5;
     if (variant == 2) {
       options.optimizer.accumulate = 2;
