@@ -128,7 +128,7 @@ CostTable random_costs(const Graph& graph, const std::vector<KernelChoice>& kern
 
 TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
   int tight = 0, recomputing = 0, moving = 0;
-  for (uint64_t seed = 1; seed <= 30; ++seed) {
+  for (uint64_t seed = 1; seed <= 18; ++seed) {
     std::mt19937_64 random(seed);
     const Graph graph =
         testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
@@ -187,9 +187,9 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
       slowest_above = predicted.step_time_ms;
     }
   }
-  EXPECT_GT(tight, 130);
-  EXPECT_GT(recomputing, 30);
-  EXPECT_GT(moving, 30);
+  EXPECT_GT(tight, 80);
+  EXPECT_GT(recomputing, 20);
+  EXPECT_GT(moving, 20);
 }
 
 TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
