@@ -93,7 +93,18 @@ def at_all_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(out) + weighted(chosen) + weighted(y)
 
 
-BODIES = [by_language, by_languages, by_places, of_no_place, at_all_places]
+def of_no_place_and_looked_at(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """What is done with no rows is read besides, and has no gradient of it."""
+    out, none, normed, made = y.clone(), torch.zeros(len(y), 4) > 0, m.norm(y), m.experts[0](y)
+    out[none], out[none] = normed[none], made[none]
+    return weighted(out) + (2 * normed).detach().sum() + made.argmax(-1).float().sum()
+
+
+def joined_with_none(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    return weighted(torch.cat([y, m.norm(y[:, torch.zeros(4, dtype=torch.bool)])], 1))
+
+
+BODIES = [of_no_place_and_looked_at, joined_with_none, by_language, by_languages, by_places, of_no_place, at_all_places]
 
 
 @pytest.mark.parametrize("body", BODIES)
