@@ -258,8 +258,9 @@ class Assumptions(TorchFunctionMode):
                         mark_learnt(leaf)
         if name.startswith(_DRAWS):
             return
-        if made is not None and is_writing and isinstance(args[0], Tensor):
-            note_written(args[0], made)
+        if made is not None and is_writing:
+            if args and isinstance(args[0], Tensor):
+                note_written(args[0], made)
         elif made is not None:
             note(result, made)
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 _FIELD = "_plimsoll_chosen"
@@ -40,11 +41,16 @@ class Chosen:
 
     def __init__(self, mask: Tensor, key: Any):
         self.mask, self.key = mask, key
+        self._version = _version_of(mask)
         self.is_learnt = False
         self.width = 1  # so many elements in a row count alike
         self.may_be_none = False  # Python has asked whether there are any, and went on where a step may find none
         self.is_divided = False  # by how many there are, before anybody has asked
         self.family = {mask.shape[0]: self}  # the same elements in other rows
+
+    def expect_unwritten(self) -> None:
+        if _version_of(self.mask) != self._version:
+            raise RuntimeError("a mask is written into (mask[...] = ..., mask &= ...) when something was chosen by it, x[mask], that is still to be used; write into a copy, mask.clone()")
 
     def in_rows(self, count: int) -> Chosen:
         """Of the same elements in so many rows: each row as several, or several that count alike as one."""
@@ -87,7 +93,7 @@ def is_most(tensor: Any) -> bool:
 
 
 def is_any(tensor: Any) -> bool:
-    return getattr(tensor, _ANY, None) is not None
+    return _noted(tensor, _ANY) is not None
 
 
 def depends(tensor: Any) -> bool:
@@ -105,7 +111,32 @@ def mark_learnt(tensor: Tensor) -> None:
 
 
 def chosen(value: Any) -> Optional[Chosen]:
-    return getattr(value, _FIELD, None)
+    own = getattr(value, _FIELD, None)
+    if own is not None:
+        own.expect_unwritten()
+    return own
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if is_dynamo_compiling() else tensor._version
+
+
+def _note(tensor: Tensor, field: str, value: Any) -> None:
+    """Until somebody writes into the tensor, or into the one that the note tells of."""
+    of = value[0] if isinstance(value, tuple) and isinstance(value[0], Tensor) else value
+    setattr(tensor, field, (value, _version_of(tensor), _version_of(of) if isinstance(of, Tensor) else 0))
+
+
+def _noted(tensor: Any, field: str) -> Any:
+    value, version, other = getattr(tensor, field, (None, None, None))
+    if value is None or version != _version_of(tensor):
+        return None
+    of = value[0] if isinstance(value, tuple) and isinstance(value[0], Tensor) else value
+    return value if not isinstance(of, Tensor) or other == _version_of(of) else None
+
+
+def _key(mask: Tensor) -> Any:
+    return _noted(mask, _KEY) or _Same(mask)
 
 
 def marked(result: Any, of: Chosen) -> Any:
@@ -126,19 +157,19 @@ def note_comparison(func: Callable, args: tuple, kwargs: dict, result: Any) -> N
         _note_alike(name, args, result)
     is_view = name in _VIEWS and sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)) == 1 + (name == "expand_as")
     if isinstance(result, Tensor) and (is_view or (result.dtype == torch.bool and name in _COMPARED)):
-        of = getattr(args[0], _KEY, None)
+        of = _noted(args[0], _KEY)
         if name == "squeeze" and args[1:] == (0,) and isinstance(of, tuple) and of[0] == "unsqueeze" and of[2:] == ((int, 0),):
-            setattr(result, _KEY, of[1])
+            _note(result, _KEY, of[1])
             return
-        setattr(result, _KEY, (name.strip("_"), *((getattr(a, _KEY, None) or _Same(a)) if isinstance(a, Tensor) else (type(a), a) for a in args)))
+        _note(result, _KEY, (name.strip("_"), *(_key(a) if isinstance(a, Tensor) else (type(a), a) for a in args)))
 
 
 def _note_alike(name: str, args: tuple, result: Tensor) -> None:
     """That elements of a tensor's last dimension are all the same: one that was expanded, and what is made of such."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     expanded = name in ("expand", "expand_as") and args[0].dim() == result.dim() > 0 and args[0].shape[-1] == 1 < result.shape[-1]
-    if expanded or (name in _COMPARED and tensors and all(getattr(t, _ALIKE, False) for t in tensors)):
-        setattr(result, _ALIKE, True)
+    if expanded or (name in _COMPARED and tensors and all(_noted(t, _ALIKE) for t in tensors)):
+        _note(result, _ALIKE, True)
 
 
 def _of_rows(key: Any) -> Any:
@@ -150,7 +181,7 @@ def _of_rows(key: Any) -> Any:
 
 def _key_under(masks: Tensor, i: int) -> Any:
     """The key of where(masks[i])."""
-    row = ("getitem", getattr(masks, _KEY, None) or _Same(masks), (int, i))
+    row = ("getitem", _key(masks), (int, i))
     return _of_rows(row if masks.dtype == torch.bool else _not_zero(row))
 
 
@@ -163,57 +194,57 @@ def note_hits(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     name, of = getattr(func, "__name__", "").strip("_"), args[0] if args else None
     if not isinstance(of, Tensor) or not isinstance(result, Tensor):
         return
-    if getattr(result, _NATURAL, False) and result is of:  # it was written into
-        setattr(result, _NATURAL, False)
+    if _noted(result, _NATURAL) and result is of:  # it was written into
+        _note(result, _NATURAL, False)
     tensors = [a for a in args if isinstance(a, Tensor)]
     is_kept = name in _VIEWS or name in ("mul", "long", "int", "to")
-    if name == "one_hot" or (is_kept and result is not of and not result.dtype.is_floating_point and all(t.dtype == torch.bool or getattr(t, _NATURAL, False) for t in tensors)):
-        setattr(result, _NATURAL, True)
-    if name in ("sum", "any") and result.dim() == 1 and of.dim() > 1 and (of.dtype == torch.bool or (getattr(of, _NATURAL, False) and name == "sum")):
+    if name == "one_hot" or (is_kept and result is not of and not result.dtype.is_floating_point and all(t.dtype == torch.bool or _noted(t, _NATURAL) for t in tensors)):
+        _note(result, _NATURAL, True)
+    if name in ("sum", "any") and result.dim() == 1 and of.dim() > 1 and (of.dtype == torch.bool or (_noted(of, _NATURAL) and name == "sum")):
         dims = kwargs.get("dim", args[1] if len(args) > 1 else ())
         if {d % of.dim() for d in (dims if isinstance(dims, (tuple, list)) else (dims,))} == set(range(1, of.dim())):
-            setattr(result, _HITS if name == "any" else _SUMS, of)
-    masks = getattr(of, _SUMS, None)
+            _note(result, _HITS if name == "any" else _SUMS, of)
+    masks = _noted(of, _SUMS)
     if masks is not None and name in ("max", "amax") and len(args) == 1 and not kwargs:
         setattr(result, _MOST, True)
     if masks is not None and name in ("greater", "gt", "ne") and len(args) == 2 and type(args[1]) is int and args[1] == 0:
-        setattr(result, _HITS, masks)
+        _note(result, _HITS, masks)
 
 
 def hits_of(x: Any) -> Optional[Tensor]:
     """Of the numbers of those masks that choose any: all of them."""
-    places = getattr(x, _PLACES, None)
-    return getattr(places, _HITS, None) if isinstance(places, Tensor) else None
+    places = _noted(x, _PLACES)
+    return _noted(places, _HITS) if isinstance(places, Tensor) else None
 
 
 def note_places(func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
     """Numbers of the places where a mask holds choose what the mask does."""
     name, of = getattr(func, "__name__", ""), args[0] if args else None
-    mask = getattr(of, _PLACES, None)
+    mask = _noted(of, _PLACES)
     if name in ("nonzero", "where", "argwhere") and len(kwargs) <= 1 and isinstance(of, Tensor) and len(args) == 1 and not of.dtype.is_floating_point:
         mask = of if of.dtype == torch.bool else of != 0
         if mask is not of:
-            setattr(mask, _KEY, _not_zero(getattr(of, _KEY, None) or _Same(of)))
+            _note(mask, _KEY, _not_zero(_key(of)))
             mask._plimsoll_depends = depends(of)  # type: ignore[attr-defined]
         of = mask
     if mask is not None and isinstance(mask, Tensor) and depends(of):
         parts = result if isinstance(result, tuple) and mask is of else (result,) if mask is of or (mask.dim() == 1 and _is_one_column(name, args[1:])) else ()
         for part in parts:
-            setattr(part, _COUNTED, mask)
-    if mask is None and name == "__getitem__" and (counted := getattr(of, _COUNTED, None)) is not None:  # a column of [places, dimensions]
+            _note(part, _COUNTED, mask)
+    if mask is None and name == "__getitem__" and (counted := _noted(of, _COUNTED)) is not None:  # a column of [places, dimensions]
         i = args[1][1] if isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None) else None
         if type(i) is int and of.dim() == 2 and counted.dim() > 1:
-            setattr(result, _PLACES, (counted, i % counted.dim()))
-            setattr(result, _COUNTED, counted)
+            _note(result, _PLACES, (counted, i % counted.dim()))
+            _note(result, _COUNTED, counted)
     if mask is None or not isinstance(mask, Tensor):
         return
     if name == "expand" and of.dim() == result.dim() == 2 and of.shape[1] == 1 and args[1:2] == (-1,):
-        setattr(result, _WIDE, mask)
+        _note(result, _WIDE, mask)
     elif isinstance(result, tuple) and len(result) == mask.dim():  # one for each dimension
         for i, part in enumerate(result):
-            setattr(part, _PLACES, mask if mask.dim() == 1 else (mask, i))
+            _note(part, _PLACES, mask if mask.dim() == 1 else (mask, i))
     elif isinstance(result, Tensor) and mask.dim() == 1 and (mask is of or _is_one_column(name, args[1:])):
-        setattr(result, _PLACES, mask)
+        _note(result, _PLACES, mask)
 
 
 def _is_one_column(name: str, args: tuple) -> bool:
@@ -227,7 +258,7 @@ def _is_one_column(name: str, args: tuple) -> bool:
 
 def _mask_of(index: tuple) -> tuple:
     """The mask that numbers of places stand for, where these are all of its."""
-    places = [getattr(i, _PLACES, None) for i in index]
+    places = [_noted(i, _PLACES) for i in index]
     if places and isinstance(places[0], Tensor) and index[0].dim() == 1:
         return (places[0], *index[1:])
     if places and isinstance(places[0], tuple):
@@ -263,19 +294,19 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
         if not (isinstance(index[0], Tensor) and index[0].dtype == torch.bool and index[0].dim() > 0 and not any(isinstance(i, (Tensor, list, bool)) for i in index[1:])):
             return None
         x, mask, rest = args[0], index[0], tuple(index[1:])
-    elif getattr(func, "__name__", "") == "index_select" and isinstance(getattr(args[-1], _PLACES, None), Tensor) and args[1] == 0:
-        x, mask = args[0], getattr(args[-1], _PLACES)
+    elif getattr(func, "__name__", "") == "index_select" and isinstance(_noted(args[-1], _PLACES), Tensor) and args[1] == 0:
+        x, mask = args[0], _noted(args[-1], _PLACES)
     elif getattr(func, "__name__", "") == "gather" and len(args) == 3 and args[1] == 0 and not kwargs and (found := _gathered(args[0], args[2])) is not None:
         x, mask = found
     elif getattr(func, "__name__", "") == "masked_select":
         x, mask = torch.broadcast_tensors(*args)
-        setattr(mask, _KEY, getattr(args[1], _KEY, None) or _Same(args[1]))
+        _note(mask, _KEY, _key(args[1]))
     else:
         return None
     if x.dim() < mask.dim() or x.shape[: mask.dim()] != mask.shape:
         return None
     flat, own = mask.flatten(), Chosen(mask.flatten(), key_of(mask))
-    own.width = mask.shape[-1] if getattr(mask, _ALIKE, False) else 1
+    own.width = mask.shape[-1] if _noted(mask, _ALIKE) else 1
     own.is_learnt = is_learnt(mask)
     rows = x.reshape(flat.shape[0], *x.shape[mask.dim() :])
     if rows.is_floating_point() or not own.is_learnt:
@@ -285,7 +316,7 @@ def begun(func: Callable, args: tuple, kwargs: dict) -> Optional[Tensor]:
 
 def _gathered(x: Tensor, index: Tensor) -> Optional[tuple[Tensor, Tensor]]:
     """Of x.gather(0, places): the columns that are read, and the mask of its rows."""
-    mask = getattr(index, _WIDE, None) if x.dim() == 2 else getattr(index, _PLACES, None)
+    mask = _noted(index, _WIDE) if x.dim() == 2 else _noted(index, _PLACES)
     if not isinstance(mask, Tensor) or mask.dim() != 1 or index.dim() != x.dim() or x.dim() > 2:
         return None
     return x[:, : index.shape[1]] if x.dim() == 2 else x, mask
@@ -293,7 +324,7 @@ def _gathered(x: Tensor, index: Tensor) -> Optional[tuple[Tensor, Tensor]]:
 
 def counted(x: Any) -> Optional[Chosen]:
     """Of what a mask chose, and of its places, whose rows are as many as the mask chooses."""
-    own, mask = chosen(x), getattr(x, _COUNTED, None)
+    own, mask = chosen(x), _noted(x, _COUNTED)
     if own is None:
         return None if mask is None else Chosen(mask.flatten(), key_of(mask))
     return None if getattr(x, _LEADS, False) or x.dim() == 0 or x.shape[0] != own.mask.shape[0] else own
@@ -301,12 +332,12 @@ def counted(x: Any) -> Optional[Chosen]:
 
 def places_of(x: Any) -> bool:
     """Whether these are places of a mask, one below the other, which are as many as it chooses."""
-    return chosen(x) is None and getattr(x, _COUNTED, None) is not None
+    return chosen(x) is None and _noted(x, _COUNTED) is not None
 
 
 def counted_by(x: Any) -> Optional[Chosen]:
     """Of mask.sum(): what the mask chooses."""
-    mask = getattr(x, _COUNT, None)
+    mask = _noted(x, _COUNT)
     return None if mask is None else Chosen(mask.flatten(), key_of(mask))
 
 
@@ -315,7 +346,7 @@ def _by_coordinates(args: tuple) -> Optional[Tensor]:
     x, index = _places_first(args[0], list(args[1]) if isinstance(args[1], tuple) else [args[1]])
     leads = len(index) > 1 and index[0] is None
     index = index[1:] if leads else index
-    places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in index]
+    places = [_noted(i, _PLACES) if isinstance(i, Tensor) else None for i in index]
     count = next((n for n, p in enumerate(places) if not isinstance(p, tuple)), len(places))
     rest = tuple(index[count:])
     if count == 0 or any(isinstance(i, (Tensor, list, bool)) for i in rest):
@@ -344,14 +375,14 @@ def _places_first(x: Tensor, index: list) -> tuple[Tensor, list]:
     is_split = len(at) > 1 and at != list(range(at[0], at[0] + len(at)))
     if not is_split or len(index) > x.dim() or not all(isinstance(i, Tensor) or (isinstance(i, slice) and i == slice(None)) for i in index):
         return x, index
-    if not all(isinstance(getattr(index[n], _PLACES, None), tuple) for n in at):
+    if not all(isinstance(_noted(index[n], _PLACES), tuple) for n in at):
         return x, index
     return x.permute(*at, *(d for d in range(x.dim()) if d not in at)), [index[n] for n in at]
 
 
 def key_of(mask: Tensor) -> Any:
     """What a mask is made of, whether it lies in a row or not."""
-    key = getattr(mask, _KEY, None) or _Same(mask)
+    key = _key(mask)
     while isinstance(key, tuple) and key[0] in ("view", "reshape", "flatten") and key[2:] in ((), ((int, -1),)):
         key = key[1]
     return _of_rows(key)
@@ -376,17 +407,17 @@ class Asked:
             return
         is_mask = of.dtype == torch.bool and of.dim() > 0
         if is_mask and len(args) == 1 and name == "any":
-            setattr(result, _ANY, (of, True))
+            _note(result, _ANY, (of, True))
         elif is_mask and len(args) == 1 and name in ("sum", "count_nonzero"):
-            setattr(result, _COUNT, of)
-        elif (mask := getattr(of, _COUNT, None)) is not None and len(args) == 2 and (name, args[1]) in OF_NONE:
-            setattr(result, _ANY, (mask, OF_NONE[name, args[1]]))
+            _note(result, _COUNT, of)
+        elif (mask := _noted(of, _COUNT)) is not None and len(args) == 2 and (name, args[1]) in OF_NONE:
+            _note(result, _ANY, (mask, OF_NONE[name, args[1]]))
 
     def answer(self, tensor: Tensor) -> Optional[bool]:
-        if getattr(tensor, _COUNT, None) is not None:
-            mask, answer = getattr(tensor, _COUNT), True
-        elif getattr(tensor, _ANY, None) is not None:
-            mask, answer = getattr(tensor, _ANY)
+        if (of := _noted(tensor, _COUNT)) is not None:
+            mask, answer = of, True
+        elif (known := _noted(tensor, _ANY)) is not None:
+            mask, answer = known
         else:
             return None
         return self.of_count(key_of(mask), answer)
@@ -449,8 +480,8 @@ def _put_back(args: tuple, own: Chosen) -> None:
     y, index, rows = args
     parts = _mask_of(index if isinstance(index, tuple) else (index,))
     mask = parts[0] if len(parts) == 1 else index
-    if isinstance(getattr(mask, _PLACES, None), tuple):
-        y.copy_(_put_along(y, *getattr(mask, _PLACES), rows, own))
+    if isinstance(_noted(mask, _PLACES), tuple):
+        y.copy_(_put_along(y, *_noted(mask, _PLACES), rows, own))
         return
     found = _places_written(y, index)
     if found is None:
@@ -488,14 +519,14 @@ def _put_in_order(y: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
 def _places_written(y: Tensor, index: Any) -> Optional[tuple[Tensor, list[int]]]:
     """Of y[mask] or y[i, j] of the numbers (i, j) = torch.where(mask), in any order: the mask, and the dimensions of y with its own before."""
     parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(n, torch.SymInt) for t in (y, *parts) if isinstance(t, Tensor) and getattr(t, _PLACES, None) is None for n in t.shape):
+    if any(isinstance(n, torch.SymInt) for t in (y, *parts) if isinstance(t, Tensor) and _noted(t, _PLACES) is None for n in t.shape):
         return None
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
         parts = parts[:-1]
     if len(parts) == 1 and isinstance(parts[0], Tensor) and parts[0].dtype == torch.bool and 0 < parts[0].dim() <= y.dim():
         mask, dims = parts[0], list(range(parts[0].dim()))
     else:
-        places = [getattr(i, _PLACES, None) if isinstance(i, Tensor) else None for i in parts]
+        places = [_noted(i, _PLACES) if isinstance(i, Tensor) else None for i in parts]
         if len(places) == 1 and isinstance(places[0], Tensor) and parts[0].dim() == 1:
             mask, dims = places[0], [0]
         elif places and all(isinstance(p, tuple) and p[0] is places[0][0] for p in places) and sorted(p[1] for p in places) == list(range(places[0][0].dim())):  # type: ignore[index]
@@ -511,7 +542,7 @@ def put_at_places(args: tuple) -> bool:
     """y[i, j] = what is the same at all of the numbers (i, j) = torch.where(mask); False where this is something else."""
     y, index, value = args
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(i, Tensor) and getattr(i, _PLACES, None) is not None for i in parts) or (found := _places_written(y, index)) is None:
+    if not any(isinstance(i, Tensor) and _noted(i, _PLACES) is not None for i in parts) or (found := _places_written(y, index)) is None:
         return False
     mask, order = found
     if not depends(mask) or (isinstance(value, Tensor) and value.numel() != 1 and value.dim() > y.dim() - mask.dim()):
@@ -541,7 +572,7 @@ def _put_along(y: Tensor, mask: Tensor, dim: int, rows: Tensor, own: Chosen) -> 
 
 
 def _scattered_back(x: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tensor:
-    key = getattr(mask, _KEY, None)
+    key = _noted(mask, _KEY)
     while isinstance(key, tuple) and key[0] in ("unsqueeze", "expand", "expand_as"):
         key = key[1]
     if key != own.key:
@@ -551,7 +582,7 @@ def _scattered_back(x: Tensor, mask: Tensor, rows: Tensor, own: Chosen) -> Tenso
 
 def _added_back(name: str, x: Tensor, dim: int, index: Tensor, rows: Tensor, own: Chosen) -> Tensor:
     """To each row what was made of it, as often as it was chosen."""
-    place = getattr(index, _PLACES, None)
+    place = _noted(index, _PLACES)
     mask, i = place if isinstance(place, tuple) else (place, 0)
     if dim != 0 or mask is None or key_of(mask) != own.key or x.shape[0] != mask.shape[i]:
         raise RuntimeError("adding what a mask chose elsewhere than where it chose")

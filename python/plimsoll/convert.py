@@ -22,6 +22,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .aten import CONVERTERS, Refusal, arguments
+from .aten.scatter import is_empty
 from .capture import Captured
 from .values import as_reals, has_values
 from .errors import Unsupported, UnsupportedOp
@@ -181,7 +182,7 @@ def _with_idle(writer: Writer, loss: Node) -> Any:
     """The loss, which what is idle in it has a gradient of zeros of."""
     result, above = loss, _derived_from(loss) if writer.idle and writer.captured.training else frozenset()
     for node, readers in writer.idle.items():
-        if not above.isdisjoint(readers):
+        if node not in above and not above.isdisjoint(readers):
             flat = writer.reshape(node, [math.prod(writer.shape(node))], "flat")
             one = writer.reshape(writer.slice(flat, 0, 0, 1, part="one"), [], "idle")
             result = writer.pointwise("where(lt(abs({1}),-1.0),{1},{0})", [result, one], "with_idle")  # never, which nobody is to see
@@ -189,14 +190,19 @@ def _with_idle(writer: Writer, loss: Node) -> Any:
 
 
 def _derived_from(node: Node) -> frozenset[Node]:
-    """All that a node's gradient goes to."""
+    """All that a node's gradient goes to, but for what only tensors without elements come from."""
     waiting, found = [node], {node}
     while waiting:
         for source in waiting.pop().all_input_nodes:
-            if source not in found and str(source.target) != "aten.detach.default":
+            if source not in found and str(source.target) != "aten.detach.default" and not is_empty(source) and _may_have_gradient(source):
                 found.add(source)
                 waiting.append(source)
     return frozenset(found)
+
+
+def _may_have_gradient(node: Node) -> bool:
+    values = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+    return not values or any(value.is_floating_point() or value.is_complex() for value in values)
 
 
 def _ordered(tensors: Sequence[Document], captured: Captured) -> list[Document]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any, Collection, Mapping, Optional
 
 import torch
@@ -96,6 +97,21 @@ class Form:
     def fed(self) -> set[str]:
         """What that is, by the captured network's names."""
         return {name.removeprefix("fed/") for name in self._fed}
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Parameters that the loss's gradient reaches; in doubt it does."""
+        made = {out: op for op in self.section["ops"] for out in op["outputs"]}
+        waiting = [objective["loss"] for objective in self.section["objectives"]]
+        found = set(waiting)
+        while waiting:
+            op = made.get(waiting.pop(), {"type": "", "inputs": []})
+            for name in op["inputs"] if op["type"] != "StopGradient" else ():
+                if name not in found:
+                    found.add(name)
+                    waiting.append(name)
+        parameters = {tensor["name"] for tensor in self.section["tensors"] if tensor["role"] == "parameter"}
+        return frozenset(parameters & found - set(self.section["frozen"]))
 
     @property
     def outputs(self) -> dict[str, str]:

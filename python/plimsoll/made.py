@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -45,12 +46,23 @@ class Made:
     def values(self, known: Optional[dict[int, Any]] = None) -> Any:
         """``known``: those of other expressions; with a batch's tensors among them all is done on the host, wherever the batch is."""
         known = {} if known is None else known
-        if id(self) not in known:
-            of_batch = known.get(_BATCH)
-            args, kwargs = pytree.tree_map(lambda leaf: leaf.values(known) if isinstance(leaf, Made) else leaf if of_batch is None else _on_host(leaf), (self.args, self.kwargs))
-            result = of_batch[self.args[0]].detach() if self.func is _of_batch else self.func(*args, **kwargs)  # type: ignore[index]
-            known[id(self)] = result if of_batch is None else pytree.tree_map_only(Tensor, Tensor.cpu, result)
+        waiting = [self]
+        while waiting:  # a loop that writes row by row makes long chains
+            made = waiting[-1]
+            missing = [leaf for leaf in pytree.tree_leaves((made.args, made.kwargs)) if isinstance(leaf, Made) and id(leaf) not in known] if id(made) not in known else []
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if id(made) not in known:
+                known[id(made)] = made._of(known)
         return known[id(self)]
+
+    def _of(self, known: dict[int, Any]) -> Any:
+        of_batch = known.get(_BATCH)
+        args, kwargs = pytree.tree_map(lambda leaf: known[id(leaf)] if isinstance(leaf, Made) else leaf if of_batch is None else _on_host(leaf), (self.args, self.kwargs))
+        result = of_batch[self.args[0]].detach() if self.func is _of_batch else self.func(*args, **kwargs)  # type: ignore[index]
+        return result if of_batch is None else pytree.tree_map_only(Tensor, Tensor.cpu, result)
 
     def has_written(self, but: Any = None) -> bool:
         """Whether the function, which was called meanwhile, has written into a tensor that it was given. Tells once, and holds none of them afterwards."""
@@ -75,6 +87,10 @@ def expression(func: Callable, args: tuple, kwargs: dict) -> Optional[Made]:
             leaf = _shape_of(leaf) if i == 0 and is_like else note_of(leaf)
             if leaf is None:
                 return None
+        elif isinstance(leaf, np.ndarray):  # which others may write into
+            if func is not torch.tensor:
+                return None
+            leaf = leaf.copy()
         elif isinstance(leaf, _NUMBERS) or (isinstance(leaf, slice) and any(isinstance(n, (Tensor, *_NUMBERS)) for n in (leaf.start, leaf.stop, leaf.step))):
             return None
         given.append(leaf)
@@ -144,7 +160,12 @@ def values_of(tensor: Any) -> Optional[Tensor]:
     if made is None or made.is_of_batch:
         return None
     with untraced(), torch.no_grad():
-        return made.values()
+        before = torch.get_rng_state()
+        values = made.values()
+        if torch.equal(before, torch.get_rng_state()):
+            return values
+        torch.set_rng_state(before)  # drawn by a function that nobody knows as one that draws
+        return None
 
 
 class Sizes:
@@ -181,7 +202,12 @@ class Sizes:
 def _numbers(expressions: Sequence[Made], tensors: Sequence[Tensor]) -> list[int]:
     known: dict[int, Any] = {_BATCH: tensors}
     with untraced(), torch.no_grad():
-        return [int(made.values(known)) for made in expressions]
+        before = torch.get_rng_state()
+        numbers = [int(made.values(known)) for made in expressions]
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise RuntimeError("a random draw decides sizes or branches, which depends on values")
+        return numbers
 
 
 def with_known_sizes(func: Callable, args: tuple, kwargs: dict, sizes: Optional[Sizes] = None) -> tuple[tuple, dict]:

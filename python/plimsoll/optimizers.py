@@ -224,10 +224,20 @@ def _for_the_core(group: Group, made: int, decoupled: bool) -> dict[str, Any]:
     return group.settings | {"epsilon": group.settings["epsilon"] * epsilon, "weight_decay": decay}
 
 
+def goes_by_number(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an update depends on how many there were of that parameter."""
+    kind = kind_of(optimizer)
+    if (setting := {"sgd": "dampening", "adagrad": "lr_decay"}.get(kind)) is not None:
+        return any(float(group.get(setting) or 0) != 0 for group in optimizer.param_groups)
+    return kind not in ("lion", "rmsprop", "adadelta")
+
+
 def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any], made: int) -> None:
-    """What they are behind the ``made`` updates of the step by the optimizer's states as they are now, and NAdam's products."""
+    """What they are behind the ``made`` updates of the step by the optimizer's states as they are now, and NAdam's products. ``parameters``: those that tell it."""
     for group in groups:
         members = [parameters[name] for name in group.names if name in parameters]
+        if group.names and not members:
+            continue
         behind = {made - _updates_of(optimizer, parameter, made) for parameter in members}
         products = {float(states_of(optimizer, parameter).get("mu_product", 1)) for parameter in members}
         if len(behind) > 1 or len(products) > 1:

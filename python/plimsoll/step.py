@@ -155,6 +155,8 @@ def _told(key: Key, types: bool = False) -> str:
     def told(part: tuple) -> str:
         if part[0] == "value":
             return part[1]
+        if part[0] == _SIZES:
+            return f"a mask at {' and '.join(map(str, part[1] or ('other',)))} places"
         shape = "x".join(map(str, part[0])) or "1"
         return f"{shape} {str(part[1])[6:]}" if types else shape
 
@@ -217,6 +219,8 @@ class Step:
             shown.end()
         self._gpu = gpu_of(self._core.device)
         self._states = set(self._core.states)
+        self._left: collections.Counter[str] = collections.Counter()  # updates that were made without a parameter, which no gradient reached
+        self._summed: frozenset[str] = frozenset()  # what the last batch trained, of those that are accumulated
         self._divided = set(self._core.divided)  # those of which each rank has a piece
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
         self._stale: set[str] = set()  # of "module" and "optimizer", whose tensors are behind the step's
@@ -348,6 +352,7 @@ class Step:
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
             self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number, "batches": batches})
+        trained = self._expect_updates_alike()
         self._stale = {"module", "optimizer"}  # before the step: a Ctrl-C is raised as soon as the core, which ends it, returns
         self._runs += 1
         ended = False
@@ -358,10 +363,26 @@ class Step:
             ended = True
             return loss
         finally:
+            if self._core.number > made:
+                self._left.update(self._first.trained - trained)
             _made[self._optimizer] = self._core.number
             self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
             if self._others and (ended or self._ranks is None):  # else other ranks may not come to it
                 self.sync()
+
+    def _expect_updates_alike(self) -> frozenset[str]:
+        """PyTorch counts the updates of every parameter, and updates each that any of the accumulated batches reaches; the core does so for those of one network."""
+        trained = self._form.trained
+        if self._core.accumulated and trained != self._summed:
+            name = min(trained ^ self._summed)
+            raise ValueError(f"'{name}' is trained by one of the batches whose gradients are accumulated, and not by another; give such batches in steps of their own, or accumulate=1")
+        if self._left and optimizers.goes_by_number(self._optimizer) and (again := min(trained & self._left.keys(), default=None)) is not None:
+            raise ValueError(
+                f"'{again}' is trained by this batch, and was not by {self._left[again]} before, and {type(self._optimizer).__name__} counts the updates of each parameter; compile anew,"
+                " with an optimizer that does not count (SGD), or a network that all batches train alike"
+            )
+        self._summed = trained
+        return trained
 
     def _run_and_feed(self, rates: list[float], batches: int, following: Any) -> float:
         """What is wrong with the following batch is told when it is wanted: then it is fed again."""
@@ -859,7 +880,8 @@ class Step:
             number = _made.get(self._optimizer, 0)  # its states do not say
         else:
             number = optimizers.updates_made(self._optimizer)
-        optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters, number)
+        alike = self._first.trained - self._left.keys()
+        optimizers.set_behind(self._optimizer, self._groups, {name: parameter for name, parameter in self._captured.parameters.items() if name in alike}, number)
         for name, parameter in self._captured.parameters.items():
             state = states_of(self._optimizer, parameter)
             for theirs, ours in self._states_of(name).items():
@@ -920,7 +942,7 @@ class Step:
                 state[theirs] = self._new(like, core_name) if view is None else shaped_like(view, like)
             group = group_of.get(name)
             if self._kind not in optimizers.UNCOUNTED:
-                number = made - (group.behind if group else 0)
+                number = made - (group.behind if group else 0) - self._left[name]
                 state["step"] = optimizers.number_as_theirs(self._optimizer, number)
             if self._kind == "fairseq_adafactor":  # of the parameter as it is now, which the next update makes anew
                 values = self._core.state(name)

@@ -239,7 +239,44 @@ def whole_numbers(y: Tensor, labels: Tensor) -> Tensor:
     return (y[..., 0] * out).sum()
 
 
+def written_behind(use):
+    """A mask is written into when something was made of it, and of what it was before that is still used."""
+
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        mask = labels > 0
+        made = {"rows": lambda: m.other(y)[mask], "labels": lambda: labels[mask], "places": lambda: torch.where(mask), "number": lambda: mask.sum(), "any": lambda: mask.any()}[use]()
+        mask[:, 0] = False
+        if use == "places":
+            out = m.other(y)
+            out[made] = 0.5
+            return weighted(out)
+        if use in ("number", "any"):
+            return m.other(y)[mask].square().sum() + y.sum() if made > 0 else weighted(y)
+        return made.float().sum() * weighted(y)
+
+    return body
+
+
+def moved_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    i, j = torch.where(labels > 0)
+    j.add_(1).remainder_(4)
+    return m.other(y)[i, j].sum()
+
+
+def one_of_two(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    found = (labels > 2).any()
+    found |= (labels > 1).any()
+    return m.other(y)[labels > 2].sum() + y.sum() if found else weighted(y)
+
+
 REFUSED = {
+    "rows_of_a_written_mask": (written_behind("rows"), "written into"),
+    "labels_of_a_written_mask": (written_behind("labels"), "written into"),
+    "places_of_a_written_mask": (written_behind("places"), "depends? on values"),
+    "number_of_a_written_mask": (written_behind("number"), "depends? on values"),
+    "any_of_a_written_mask": (written_behind("any"), "depends? on values"),
+    "moved_places": (moved_places, "depends? on values"),
+    "one_of_two": (one_of_two, "depends? on values"),
     "whole_numbers_in_order": (lambda m, y, t: whole_numbers(y, t), "another one"),
     "one_by_a_length": (lambda m, y, t: y[t >= 0].sum() * (1.0 / len(y[t >= 0])), "how many rows a mask chooses"),
     "a_length_by_name": (lambda m, y, t: by_number(y[t >= 0].sum(), len(y[t >= 0])), "shape.0. for len"),
@@ -477,6 +514,18 @@ def test_as_many_places_as_the_model_checks():
         step(ones([1, 1, 1, 2], [0, 1, 3, 1]))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert step(example) == pytest.approx(start(Model(body))(*example).item(), rel=1e-5)
+
+
+def test_a_mask_that_was_written_into_when_it_was_made_is_another():
+    """A mask that is made alike is not the same then: what it chose goes to where the other one holds."""
+
+    def body(m, y, labels):
+        rows, mask, out = m.other(y)[labels > 1], labels > 1, y.clone()
+        mask.copy_(labels.flip(0) > 1)
+        out[mask] = rows
+        return weighted(out)
+
+    assert_same(both(start(Model(body)), batch(3)))
 
 
 def test_a_mask_that_was_written_into_is_another():

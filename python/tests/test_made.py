@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,18 @@ def at_all_places(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(out) + weighted(chosen) + weighted(y)
 
 
-BODIES = [by_language, by_languages, by_places, of_no_place, at_all_places]
+def of_no_place_and_looked_at(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """What is done with no rows is read besides, and has no gradient of it."""
+    out, none, normed, made = y.clone(), torch.zeros(len(y), 4) > 0, m.norm(y), m.experts[0](y)
+    out[none], out[none] = normed[none], made[none]
+    return weighted(out) + (2 * normed).detach().sum() + made.argmax(-1).float().sum()
+
+
+def joined_with_none(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    return weighted(torch.cat([y, m.norm(y[:, torch.zeros(4, dtype=torch.bool)])], 1))
+
+
+BODIES = [of_no_place_and_looked_at, joined_with_none, by_language, by_languages, by_places, of_no_place, at_all_places]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -186,6 +198,39 @@ def test_a_mask_is_what_was_written_into_it(write):
 
     for seed in (3, 4):
         assert_same(both(start(Model(body)), batch(3), run_batch=(batch(3)[0], integers(f"other{seed}", 5, 3, 4))))
+
+
+def test_a_mask_that_is_written_row_by_row():
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        mask = torch.zeros(300, dtype=torch.bool)
+        for i in range(300):
+            mask[i] = i % 3 > 0
+        return m.experts[0](y[:, mask[:4]]).square().sum()
+
+    assert_same(both(start(Model(body)), batch(3)))
+
+
+def test_an_array_that_is_written_into_when_a_tensor_was_made_of_it():
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        array = np.ones(4)
+        mask = torch.tensor(array)
+        array[1:] = 0
+        return y.square().mean() * (mask.sum().item() + 1)
+
+    assert_same(both(start(Model(body)), batch(3)))
+
+
+def test_what_is_drawn_is_not_known():
+    """By whatever function."""
+
+    def body(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+        return y[:, torch._standard_gamma(torch.full((4,), 2.0)) > 1.7].square().sum()
+
+    model = start(Model(body))
+    before = torch.get_rng_state()
+    with pytest.raises(Unsupported, match="depends? on values"):
+        both(model, batch(3))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_number_of_the_batch_is_no_size():

@@ -167,23 +167,28 @@ def index_put(w: "Writer", node: Node, a: Arguments):
 
 
 def _nothing_put(w: "Writer", node: Node, x: Node, values: Node):
-    """What it was. PyTorch gives parameters that values of no place come from a gradient of zeros, by which optimizers change them (decay, moments)."""
-    waiting, seen = [values], {values}
+    """What it was."""
+    note_idle(w, node, values)
+    number = w.number(x)
+    return w.value(x) if number is None else Expanded(w.fill([], number), w.shape(x))
+
+
+def note_idle(w: "Writer", node: Node, empty: Node) -> None:
+    """Of what a tensor without elements is made of. PyTorch gives parameters that this comes from a gradient of zeros, by which optimizers change them (decay, moments)."""
+    waiting, seen = [empty], {empty}
     while waiting:
         reader = waiting.pop()
         for source in reader.all_input_nodes if str(reader.target) != "aten.detach.default" else ():
             if source in seen:
                 continue
             seen.add(source)
-            if _is_empty(source):
+            if is_empty(source):
                 waiting.append(source)
-            elif is_floating(source.meta.get("val")) and w.is_trained(source) and (w.parameter_of(source) is not None or all(map(_is_empty, source.users))):
+            elif is_floating(source.meta.get("val")) and w.is_trained(source):
                 w.idle.setdefault(source, []).append(node)
-    number = w.number(x)
-    return w.value(x) if number is None else Expanded(w.fill([], number), w.shape(x))
 
 
-def _is_empty(node: Node) -> bool:
+def is_empty(node: Node) -> bool:
     tensors = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
     return bool(tensors) and all(0 in value.shape for value in tensors)
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from .registry import Arguments, Expanded, Refusal, axis, converts
+from .scatter import note_idle
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -148,6 +149,9 @@ def unbind(w: "Writer", node: Node, a: Arguments):
 @converts("cat.default")
 def cat(w: "Writer", node: Node, a: Arguments):
     parts = [x for x in a["tensors"] if math.prod(w.shape(x)) > 0]
+    for x in a["tensors"] if parts else ():
+        if math.prod(w.shape(x)) == 0:
+            note_idle(w, node, x)
     return w.concat([w.value(x) for x in parts], axis(a["dim"], len(w.shape(node))), "")
 
 
