@@ -381,7 +381,7 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 100 : 120);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 80);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
