@@ -328,7 +328,9 @@ def expected_of(frame: FrameType) -> Optional[bool]:
 
 
 def _expected(file: str, line: int) -> Optional[bool]:
-    """What a check expects of its values: an assertion, or an ``if`` that does nothing but raise an error."""
+    """What a check expects of its values: an assertion, or an ``if`` that does nothing but raise an error. Nothing of one whose error the function itself catches, or that keeps an answer."""
+    if line in _lines_of_branches(file):
+        return None
     for test in _refusals(file):
         if test.lineno <= line <= (test.end_lineno or 0):
             answers = set(_answers(test, line, False))
@@ -344,6 +346,33 @@ def _refusals(file: str) -> list[ast.expr]:
     except (SyntaxError, ValueError):
         return []
     return [node.test for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+
+
+@lru_cache(64)
+def _lines_of_branches(file: str) -> frozenset[int]:
+    """Those of checks that are branches: ``try: assert x ... except``, ``assert (ok := x)``."""
+    lines: set[int] = set()
+    try:
+        waiting: list[tuple[ast.AST, bool]] = [(ast.parse("".join(linecache.getlines(file))), False)]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    while waiting:
+        node, is_caught = waiting.pop()
+        if isinstance(node, (ast.Assert, ast.If)) and (is_caught or any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))):
+            lines.update(range(node.lineno, (node.test.end_lineno or node.lineno) + 1))
+        is_caught &= not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        catches = is_caught or _catches(node)
+        inside = node.body if catches and isinstance(node, (ast.Try, ast.With)) else []
+        waiting += [(part, catches if part in inside else is_caught) for part in ast.iter_child_nodes(node)]
+    return frozenset(lines)
+
+
+def _catches(node: ast.AST) -> bool:
+    """Whether Python goes on after an error inside of it."""
+    if isinstance(node, ast.With):
+        called = [item.context_expr.func for item in node.items if isinstance(item.context_expr, ast.Call)]
+        return any("suppress" in (getattr(func, "id", ""), getattr(func, "attr", "")) for func in called)
+    return isinstance(node, ast.Try) and any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
 
 
 def _answers(test: ast.expr, line: int, wanted: bool) -> Iterator[bool]:

@@ -40,7 +40,7 @@ from .held import released
 from .hf_attention import plain_functions, short_masks
 from .hf_masks import masks_by_torch
 from .loose import Loose
-from .made import Sizes
+from .made import Sizes, consulted
 from .moving import Number
 from .packed import padded_sequences
 from .prelude import Prelude
@@ -81,6 +81,7 @@ class Captured:
     fallback: bool = False  # whether PyTorch computes what has no converter
     any_batch: bool = True  # whether it was asked for batches of any size
     sizes: Optional[Sizes] = None  # numbers of a batch that it is captured for
+    is_by_size: bool = False  # whether values were read that are made of the batch's size: ``second`` tells nothing of a third one then
 
     def __post_init__(self) -> None:
         constants = {i for i, place in enumerate(self.division.places) if place == Place.CONSTANT}
@@ -264,13 +265,15 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     title = name or type(model).__name__.lower()
 
     sizes: Optional[Sizes] = None
+    is_by_size = False
     first: Optional[Program] = None
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes, is_by_size)
 
     def exported() -> Program:
+        consulted()
         program = export_program(step, tensors, batch, names)
         program.name_inputs(inputs)
         refuse(divided(program, None))  # before the second export, which takes as long again
@@ -288,6 +291,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
             if first is None:
                 raise
             step.sizes = Sizes(tensors)
+        read = consulted()
         expect_no_counts(step.assigned, lambda: export_program(step, tensors, batch, names), lambda again: _is_another(first, again))
         second = None
         if has_fixed(example) or sizes:
@@ -296,7 +300,9 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
         elif not any_batch:
             fixed.append("it was captured for one batch size")
         if any_batch:
+            consulted()
             second = _second(step, [resized(t, batch, batch + 1) for t in tensors], batch + 1, names, first, fixed)
+            is_by_size = consulted() != read
         if second is not None:
             second.name_inputs(inputs)
         if any_batch and (second is None or _differ_beyond_the_batch(first, second)):

@@ -43,20 +43,25 @@ def export(
     What PyTorch would compute of a batch before every step (the prelude: attention masks, shifted labels) is not in the
     file; its results are inputs named "prelude/...", and a warning names them.
     """
-    captured = capture(model, loss, example, call=call, outputs=outputs, name=name)
-    _expect_any_values(captured)
-    parts = [convert(captured, label_dtype="i32")]
-    if evaluation:
-        captured = capture(model, loss, example, call=call, outputs=outputs, name=name, training=False)
+
+    def part(**how: Any) -> Converted:
+        captured = capture(model, loss, example, call=call, outputs=outputs, name=name, **how)
         _expect_any_values(captured)
-        parts.append(convert(captured, label_dtype="i32"))
+        if captured.is_by_size and captured.second is not None:
+            captured = capture(model, loss, example, call=call, outputs=outputs, name=name, any_batch=False, **how)
+            captured.fixed_batch.insert(0, "a mask, or another tensor that Python reads, is made of the batch's size, and may be another at any")
+        return convert(captured, label_dtype="i32")
+
+    parts = [part()]
+    if evaluation:
+        parts.append(part(training=False))
         _join_states(*parts)
-    document = {key: value for part in reversed(parts) for key, value in part.document.items()}
-    for part in parts:
-        _tell(part)
+    document = {key: value for made in reversed(parts) for key, value in made.document.items()}
+    for written in parts:
+        _tell(written)
     write_json(document, path)
     if weights is not None:
-        values = {key: tensor for part in reversed(parts) for key, tensor in part.values.items()}
+        values = {key: tensor for made in reversed(parts) for key, tensor in made.values.items()}
         without = [key for key, tensor in values.items() if not has_values(tensor)]
         if without:
             raise ValueError(

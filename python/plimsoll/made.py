@@ -28,6 +28,7 @@ _SIZED = _MAKING | frozenset("new_zeros new_ones new_empty new_full view reshape
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _BATCH = -1  # of what is known while an expression is evaluated: the batch's tensors
 _epoch = 0  # of notes: those of another one are void
+_consulted: list[int] = []  # forms of what was read by ``values_of``
 
 
 def _of_batch(i: int) -> Tensor:
@@ -41,6 +42,8 @@ class Made:
     def __init__(self, func: Callable, args: tuple, kwargs: dict, read: tuple = ()):
         self.func, self.args, self.kwargs = func, args, kwargs
         self.is_of_batch = func is _of_batch or any(isinstance(leaf, Made) and leaf.is_of_batch for leaf in pytree.tree_leaves((args, kwargs)))
+        # Alike where the same functions are given the same numbers: of what is made of a batch's size, another for each.
+        self.form = hash((getattr(func, "__name__", type(func).__name__), *map(_form_of, pytree.tree_leaves((args, kwargs)))))
         self._read = read  # tensors, each with its version: what a function is not to write into
 
     def values(self, known: Optional[dict[int, Any]] = None) -> Any:
@@ -68,6 +71,19 @@ class Made:
         """Whether the function, which was called meanwhile, has written into a tensor that it was given. Tells once, and holds none of them afterwards."""
         read, self._read = self._read, ()
         return any(tensor is not but and tensor._version != version for tensor, version in read)
+
+
+def _form_of(leaf: Any) -> Any:
+    if isinstance(leaf, Made):
+        return leaf.form
+    return (leaf.shape, leaf.dtype.str, leaf.tobytes()) if isinstance(leaf, np.ndarray) else repr(leaf)
+
+
+def consulted() -> list[int]:
+    """Of all that was read since this was last asked for, how it was made. Where that is another at another batch size, the network is for one alone: a comparison may turn at any."""
+    forms = [*_consulted]
+    _consulted.clear()
+    return forms
 
 
 def _on_host(argument: Any) -> Any:
@@ -130,7 +146,9 @@ def note_written(tensor: Tensor, made: Made) -> None:
         made.func(after, *given, **named)
         return after
 
-    _note(tensor, Made(written, made.args, made.kwargs))
+    after = Made(written, made.args, made.kwargs)
+    after.form = hash(("written", made.form))
+    _note(tensor, after)
 
 
 def forget_all() -> None:
@@ -163,6 +181,7 @@ def values_of(tensor: Any) -> Optional[Tensor]:
         before = torch.get_rng_state()
         values = made.values()
         if torch.equal(before, torch.get_rng_state()):
+            _consulted.append(made.form)
             return values
         torch.set_rng_state(before)  # drawn by a function that nobody knows as one that draws
         return None
@@ -243,4 +262,8 @@ def _shape_of(like: Tensor) -> Optional[Made]:
     if any(isinstance(n, torch.SymInt) for n in like.shape):
         return None
     shape, dtype = tuple(like.shape), like.dtype
-    return Made(lambda: torch.empty((), dtype=dtype).expand(shape), (), {})
+    return Made(_like, (shape, dtype), {})
+
+
+def _like(shape: tuple, dtype: torch.dtype) -> Tensor:
+    return torch.empty((), dtype=dtype).expand(shape)

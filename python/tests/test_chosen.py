@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 
@@ -514,6 +515,62 @@ def test_as_many_places_as_the_model_checks():
         step(ones([1, 1, 1, 2], [0, 1, 3, 1]))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert step(example) == pytest.approx(start(Model(body))(*example).item(), rel=1e-5)
+
+
+def caught(m, y, labels):
+    places = (labels == 1).nonzero()
+    try:
+        assert places.shape[0] == 3
+        return y.square().sum()
+    except AssertionError:
+        return m.other(y).sum()
+
+
+def caught_from_an_if(m, y, labels):
+    places = (labels == 1).nonzero()
+    try:
+        if places.shape[0] != 3:
+            raise ValueError("not three")
+    except ValueError:
+        y = y * 2
+    return m.other(y).sum()
+
+
+def suppressed(m, y, labels):
+    places = (labels == 1).nonzero()
+    with contextlib.suppress(AssertionError):
+        assert places.shape[0] == 3
+        y = y * 2
+    return m.other(y).sum()
+
+
+def kept(m, y, labels):
+    places = (labels == 1).nonzero()
+    assert (are_three := places.shape[0] == 3) or places.shape[0] == 5
+    return m.other(y * 2 if are_three else y).sum()
+
+
+@pytest.mark.parametrize("body", [caught, caught_from_an_if, suppressed, kept])
+def test_a_check_that_decides_what_is_done_is_a_branch(body):
+    """What a check wants of values is taken to hold; not so where something else is done when it does not."""
+    example = floats("three", 2, 4, 6), torch.tensor([[1, 1, 0, 2], [0, 1, 3, 2]])
+    model = start(Model(body))
+    with pytest.raises(Unsupported, match="how many rows a mask chooses is asked for by Python"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), 0.1), example=example, progress=False)
+
+
+def test_one_of_two_numbers_of_places_that_the_model_checks():
+    def body(m, y, labels):
+        places = (labels == 1).nonzero()
+        n = places.shape[0]
+        assert n == 3 or n == 5
+        if n != 3 and n != 5:
+            raise ValueError("three or five")
+        return m.other(y)[labels == 1].square().mean() + y[places[:, 0], places[:, 1]].sum()
+
+    example = floats("three", 2, 4, 6), torch.tensor([[1, 1, 0, 2], [0, 1, 3, 2]])
+    other = floats("five", 2, 4, 6), torch.tensor([[1, 1, 1, 1], [0, 1, 3, 2]])
+    assert_same(both(start(Model(body)), example, run_batch=other))
 
 
 def test_a_mask_that_was_written_into_when_it_was_made_is_another():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -241,3 +242,32 @@ def test_a_number_of_the_batch_is_no_size():
 
     with pytest.raises(Unsupported, match="values"):
         both(start(Model(body)), batch(3))
+
+
+class Beginning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(6, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        out, mask = torch.zeros_like(y), torch.arange(len(y)) < 4
+        out[mask] = self.other(y[mask])
+        return out.square().sum()
+
+
+class Columns(Beginning):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.layer(x))[:, torch.arange(5) < 4].square().sum()
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_a_file_with_a_mask_of_the_batch_size_is_for_that_size(tmp_path, evaluation):
+    """At 2 and at 3 it holds everywhere, at 5 it would not."""
+    example = floats("begin", 2, 6)
+    with pytest.warns(UserWarning, match="batches of 2 only: a mask, or another tensor that Python reads, is made of the batch's size"):
+        document = plimsoll.export(Beginning(), example=example, path=tmp_path / "fixed.json", evaluation=evaluation)
+    assert document["batch"] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a mask that is the same for all leaves the batch free
+        plimsoll.export(Columns(), example=example, path=tmp_path / "free.json", evaluation=evaluation)
