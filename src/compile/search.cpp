@@ -242,11 +242,11 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-// Of a graph of costs. Few ops have few ways to run again.
-int64_t effort_for(int64_t ops) {
-  constexpr int64_t kRunEffort = 100'000'000, kOfOp = 150'000, kLeast = 10'000'000, kOfWays = 2'000;
+// Of a graph of costs. Few ops have few ways to run again; but the least memory is looked for with small parts of the effort.
+int64_t effort_for(int64_t ops, bool least) {
+  constexpr int64_t kRunEffort = 100'000'000, kOfOp = 150'000, kLeast = 10'000'000, kOfWays = 2'000, kOfLeast = 20'000;
   const int64_t few = std::min<int64_t>(ops, 1000);
-  return std::min(kRunEffort + kOfOp * ops, kLeast + kOfWays * few * few * few);
+  return std::min(kRunEffort + kOfOp * ops, kLeast + (least ? kOfLeast : kOfWays) * few * few * few);
 }
 
 // What is found by the costs, within what is known of the least memory. `find_less`: asked last, before the budget is refused.
@@ -398,7 +398,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
                                                 const CostTable& costs, const CompileOptions& asked) {
   CompileOptions options = asked;
   if (asked.as_listed && !asked.first_that_fits)  // one plan is looked for, not many, as for a network's kernels
-    options.run_effort = std::max(asked.run_effort, effort_for(graph.op_count()));
+    options.run_effort = std::max(asked.run_effort, effort_for(graph.op_count(), false));
+  CompileOptions of_least = options;
+  if (asked.as_listed && !asked.first_that_fits)
+    of_least.run_effort = std::max(asked.run_effort, effort_for(graph.op_count(), true));
   const Stopwatch watch;
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   const LaidOut laid{std::move(graph), std::move(layouts)};
@@ -407,9 +410,9 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   std::optional<Bytes> minimum;
   std::function<Least(Least)> less;
   if (options.as_listed && !options.first_that_fits) {
-    less = [&](Least known) { return find_less(std::move(known), laid, device, costs, options, options.memory); };
+    less = [&](Least known) { return find_less(std::move(known), laid, device, costs, of_least, options.memory); };
   }
-  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); }, less,
+  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, of_least, enough); }, less,
                          [&](Bytes memory) { return search_orders(laid, device, costs, within(options, memory)); },
                          options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);

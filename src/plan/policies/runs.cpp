@@ -18,10 +18,9 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kEffortOfRuns = 500'000'000;      // of the offsets of each, by the number of steps
-constexpr int kLeastRuns = 12;                      // budgets that are asked for the least
-constexpr int64_t kEffortOfLeast = 20;              // each gets this part of the effort
-constexpr int64_t kLeastEffortOfLeast = 2'000'000;  // where the effort is much, at least so much
+constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
+constexpr int kLeastRuns = 12;                  // budgets that are asked for the least
+constexpr int64_t kEffortOfLeast = 20;          // each gets this part of the effort
 constexpr double kFirstStep = 0.25,
                  kLastStep = 1.0 / 256;  // parts of what is known to be enough, by which the next is less
 constexpr int kRunSearches = 4, kSomeRunSearches = 8,
@@ -282,7 +281,6 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
   within.least_memory = false;
   within.only_to_fit = true;
   within.run_effort = input.run_effort / kEffortOfLeast;
-  if (input.run_effort >= kMuchRunEffort) within.run_effort = std::max(within.run_effort, kLeastEffortOfLeast);
   std::optional<Plan> best;
   const Bytes least{least_live(*within.timeline, false)};
   if (below.count == INT64_MAX) below = {RunSet(*within.timeline, INT64_MAX).peak()};
