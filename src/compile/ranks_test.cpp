@@ -143,6 +143,7 @@ TEST(RankPlan, IsSafeInEveryBudget) {
       options.name_minimum = true;
       const Program roomy = compiled(model, link_of(3, 0.3), options);
       ASSERT_TRUE(roomy.minimum);
+      EXPECT_EQ(problems(roomy.network.graph, roomy.plan), "");
       for (const double share : {0.0, 0.6}) {
         const double least = static_cast<double>(roomy.minimum->count);
         options.memory = {static_cast<int64_t>(least + share * (static_cast<double>(roomy.plan->arena.count) - least))};
@@ -191,6 +192,7 @@ TEST(RankPlan, IsSafeInEveryBudgetHoweverStatesAreDivided) {
         options.name_minimum = true;
         const Program roomy = compiled(model, link_of(3, 0.3), options);
         ASSERT_TRUE(roomy.minimum);
+        EXPECT_EQ(problems(roomy.network.graph, roomy.plan), "");
         for (const double share : {0.0, 0.6}) {
           const double least = static_cast<double>(roomy.minimum->count);
           options.memory = {
