@@ -90,13 +90,25 @@ plimsoll_install() {
   rm -f "$log"
 }
 
+# plimsoll_use_ccache: where it is installed, with settings by which it keeps what precompiled headers are used for, whatever folder the checkout
+# lies in. Settings that are given already hold.
+plimsoll_use_ccache() {
+  launcher=
+  command -v ccache >/dev/null 2>&1 || return 0
+  launcher=-DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+  CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+  CCACHE_BASEDIR=${CCACHE_BASEDIR:-$plimsoll_root}
+  CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
+  CCACHE_COMPILERCHECK=${CCACHE_COMPILERCHECK:-content}
+  export CCACHE_SLOPPINESS CCACHE_BASEDIR CCACHE_NOHASHDIR CCACHE_COMPILERCHECK
+}
+
 # plimsoll_build FOLDER TARGET [CMAKE-OPTION...]: configures once, builds quietly, shows the log when it fails.
 plimsoll_build() {
   folder=$1 target=$2
   shift 2
   mkdir -p "$folder"
-  launcher=
-  command -v ccache >/dev/null 2>&1 && launcher=-DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+  plimsoll_use_ccache
   wanted="$* $launcher"
   if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/options" 2>/dev/null)" != "$wanted" ]; then
     if ! cmake -S "$plimsoll_root" -B "$folder" -G Ninja $launcher "$@" >"$folder/configure.log" 2>&1; then
