@@ -167,10 +167,12 @@ std::string plan_text(const Program& program, int64_t batch) {
        fmt::format("{} at {}{}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step),
                    plan.cores.inter_op > 1 ? ", one op after another; those at once may reach the whole arena" : ""));
   std::vector<std::string> shares;
+  const int64_t few = std::min<int64_t>(1024, plan.predicted.peak.count / 100);  // bytes that are not worth a word
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
-    if (share.bytes.count >= 1024) shares.push_back(fmt::format("{} {}", plural(share.what), to_string(share.bytes)));
+    if (share.bytes.count >= std::max<int64_t>(few, 1))
+      shares.push_back(fmt::format("{} {}", plural(share.what), to_string(share.bytes)));
   }
-  line("of which", fmt::format("{}", fmt::join(shares, ", ")));
+  if (!shares.empty()) line("of which", fmt::format("{}", fmt::join(shares, ", ")));
   line("baseline",
        fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
                    static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));

@@ -265,7 +265,7 @@ TEST(Resume, ARunThatChoseHowToShareTheCoresIsRepeated) {
 }
 
 TEST(Resume, AnOrderOfOtherStepsIsLeftOut) {
-  const CoreCase c(1.1);
+  const CoreCase c(1.1, {.cores = 2});
   TrainingState state = state_with(c, c.chosen_plan());
   state.cores->sharing.order.pop_back();
   EXPECT_TRUE(saved_cores(c.input, c.serial, c.serial, state)->cores.order.empty());
@@ -306,7 +306,7 @@ TEST(Resume, CoresThatWereChosenForOtherOpsAreChosenAnew) {
 }
 
 TEST(Resume, CoresThatNoTrainingHasAreRefusedByTheirPlace) {
-  const CoreCase c(1.1);
+  const CoreCase c(1.1, {.cores = 2});
   const nlohmann::json whole = nlohmann::json::parse(to_json(state_with(c, c.chosen_plan())));
   const std::string op = whole["cores"]["ops"].begin().key();
   const auto refused = [&](const char* at, const nlohmann::json& value) {
