@@ -39,7 +39,7 @@ Planned plan_training(std::string_view model, int64_t batch, std::string_view pl
 TEST(PlanNetworks, TheArenaIsTheLargestSumOfLiveBytesForTheWholeZoo) {
   for (const ModelListing& model : list_models()) {
     for (int64_t batch : {4, 32}) {
-      SCOPED_TRACE(testing::Message() << model.name << " batch " << batch);
+      SCOPED_TRACE(::testing::Message() << model.name << " batch " << batch);
       const Planned p = plan_training(model.name, batch);
       EXPECT_TRUE(verify(p.graph, p.plan).empty());
       EXPECT_EQ(p.plan.arena.count, p.plan.predicted.peak.count);

@@ -13,8 +13,8 @@ namespace plimsoll {
 namespace {
 
 using Ints = std::vector<int64_t>;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TensorId conv(Graph& g, const std::string& name, TensorId x, TensorId w) {
   return g.output(g.add_op("ConvForward", name + "/forward", name, {x, w}, {{"padding", Ints{1, 1, 1, 1}}}));

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder of its own for each test, gone afterwards.
-class Files : public testing::Test {
+class Files : public ::testing::Test {
  protected:
   std::vector<std::string> names() const {
     std::vector<std::string> found;

@@ -14,7 +14,7 @@
 namespace plimsoll {
 namespace {
 
-struct Case {
+struct CompileCase {
   std::string model;
   int64_t batch;
 };
@@ -46,8 +46,8 @@ TEST(LayerModel, NoPlanNeedsLessThanItsLowerBound) {
 
 TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
   const auto device = open_device("k40c");
-  for (const Case& one :
-       {Case{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
+  for (const CompileCase& one :
+       {CompileCase{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
     const Network network = build_model(one.model, {.batch = one.batch});
     const auto whole = compile_layers(network, {}, *device, CostTable(), on_paper("liveness"));
     for (const int share : {60, 40}) {

@@ -14,13 +14,14 @@ namespace {
 
 const ModelInput kInput{.batch = 16, .channels = 3, .height = 32, .width = 32, .classes = 10};
 constexpr Bytes kData{16 * 3 * 32 * 32 * 4}, kLabels{16 * 4};
-constexpr Bytes kBatch = kData + kLabels;
+constexpr Bytes kBatchBytes = kData + kLabels;
 
 class FeedingChoice : public ::testing::Test {
  protected:
   // Over a link that takes so long for a batch.
   Feeding link(double ms) const {
-    return {.second_buffer = true, .gb_per_s = static_cast<double>(kBatch.count) / (ms * 1e6), .arena_gb_per_s = 1000};
+    return {
+        .second_buffer = true, .gb_per_s = static_cast<double>(kBatchBytes.count) / (ms * 1e6), .arena_gb_per_s = 1000};
   }
   std::variant<Program, Infeasible> compile(Bytes memory, std::optional<Feeding> feeding) const {
     CompileOptions options{.memory = memory, .exact = true, .feeding = std::move(feeding)};
@@ -40,14 +41,14 @@ TEST_F(FeedingChoice, IsAboveAPlanThatLeavesRoomForIt) {
   EXPECT_EQ(alone.plan->predicted.wall_time_ms, 0);
   const double step_ms = alone.plan->predicted.step_time_ms;
   for (const double share : {0.01, 0.5, 3.0}) {
-    const Program fed = program(alone.plan->arena + kBatch, link(share * step_ms));
+    const Program fed = program(alone.plan->arena + kBatchBytes, link(share * step_ms));
     const Plan& plan = *fed.plan;
     EXPECT_TRUE(plan.feeding.second_buffer);
-    EXPECT_EQ(plan.arena, alone.plan->arena + kBatch);
-    EXPECT_EQ(plan.predicted.peak, alone.plan->predicted.peak + kBatch);
+    EXPECT_EQ(plan.arena, alone.plan->arena + kBatchBytes);
+    EXPECT_EQ(plan.predicted.peak, alone.plan->predicted.peak + kBatchBytes);
     EXPECT_EQ(plan.predicted.step_time_ms, step_ms);
     EXPECT_NEAR(plan.predicted.feed_ms, share * step_ms, 1e-9 * step_ms);
-    const double moved_ms = 2e-6 * static_cast<double>(kBatch.count) / 1000;
+    const double moved_ms = 2e-6 * static_cast<double>(kBatchBytes.count) / 1000;
     EXPECT_NEAR(plan.predicted.wall_time_ms, std::max(step_ms + moved_ms, share * step_ms), 1e-9 * step_ms);
     EXPECT_TRUE(verify(fed.network.graph, plan).empty());
     const Plan again = plan_from_json(to_json(plan, fed.network.graph), fed.network.graph);
@@ -84,7 +85,7 @@ TEST_F(FeedingChoice, TakesWhatIsFasterFromStepToStepWhereMemoryIsShort) {
       EXPECT_LE(is.wall_time_ms, alone.plan->predicted.step_time_ms + is.feed_ms + 1e-9);
       (fed.plan->feeding.second_buffer ? two : one) += 1;
       at_a_price += is.step_time_ms > alone.plan->predicted.step_time_ms;
-      if (ms == 100.0 && memory >= least + kBatch) {
+      if (ms == 100.0 && memory >= least + kBatchBytes) {
         EXPECT_TRUE(fed.plan->feeding.second_buffer) << memory.count;
       }
     }

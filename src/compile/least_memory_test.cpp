@@ -96,13 +96,13 @@ void expect_least(const std::function<std::variant<Program, Infeasible>(const Co
   }
 }
 
-struct Case {
+struct LeastCase {
   const char *model, *device, *policy;
   int64_t batch, size;
   int tiers;
   bool training = true;  // else a forward pass alone
 };
-const Case kCases[] = {
+const LeastCase kLeastCases[] = {
     {"lenet", "cpu", "auto", 8, 28, 0},
     {"dcgan:width=8", "cpu", "auto", 4, 64, 0},
     {"resnet:1-1-1-1", "cpu", "auto", 3, 64, 0},
@@ -118,10 +118,10 @@ const Case kCases[] = {
     {"densenet:depth=7,growth=8", "k40c", "auto", 4, 32, 1, false},
 };
 
-class TheLeastThatFits : public ::testing::TestWithParam<Case> {};
+class TheLeastThatFits : public ::testing::TestWithParam<LeastCase> {};
 
 TEST_P(TheLeastThatFits, FollowsFromNetworkDeviceAndFlagsWhateverTheTimes) {
-  const Case& c = GetParam();
+  const LeastCase& c = GetParam();
   const Network network = build_model(c.model, {.batch = c.batch,
                                                 .channels = c.size == 28 ? 1 : 3,
                                                 .height = c.size,
@@ -153,7 +153,7 @@ TEST_P(TheLeastThatFits, FollowsFromNetworkDeviceAndFlagsWhateverTheTimes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Networks, TheLeastThatFits, ::testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Networks, TheLeastThatFits, ::testing::ValuesIn(kLeastCases));
 
 TEST(RandomGraphs, HaveALeastMemoryThatFollowsFromTheGraphWhateverTheTimes) {
   const std::unique_ptr<Device> device = open_device("cpu", 1);

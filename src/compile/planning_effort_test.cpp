@@ -8,23 +8,23 @@
 namespace plimsoll {
 namespace {
 
-struct Case {
+struct EffortCase {
   const char *model, *device;
   int64_t batch;
   int percent;  // of what liveness needs
   int64_t placements, looks, steps;
   int64_t host = -1;  // bytes; -1: what the device comes with
 };
-const Case kCases[] = {
+const EffortCase kEffortCases[] = {
     {"resnet18", "k40c", 8, 60, 200, 70'000'000, 15'000'000},  // another order, and parts of its batch, too
     {"resnet34", "k40c", 8, 40, 200, 60'000'000, 25'000'000},
     {"densenet121", "k40c", 4, 60, 200, 60'000'000, 26'000'000, 64 << 10},  // no tensor has room there
 };
 
-class PlanningEffortOf : public ::testing::TestWithParam<Case> {};
+class PlanningEffortOf : public ::testing::TestWithParam<EffortCase> {};
 
 TEST_P(PlanningEffortOf, ANetworkStaysWithinWhatItIsHeldTo) {
-  const Case& c = GetParam();
+  const EffortCase& c = GetParam();
   const Network network = build_model(c.model, {.batch = c.batch, .height = 224, .width = 224, .classes = 1000});
   const std::unique_ptr<Device> device = open_device(c.device, 1);
   const CostTable costs(probe_rates(*device));
@@ -43,7 +43,7 @@ TEST_P(PlanningEffortOf, ANetworkStaysWithinWhatItIsHeldTo) {
   EXPECT_LE(effort.scheduled_steps, c.steps);
 }
 
-INSTANTIATE_TEST_SUITE_P(Networks, PlanningEffortOf, ::testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Networks, PlanningEffortOf, ::testing::ValuesIn(kEffortCases));
 
 }  // namespace
 }  // namespace plimsoll

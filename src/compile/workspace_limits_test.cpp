@@ -19,11 +19,11 @@
 namespace plimsoll {
 namespace {
 
-struct Case {
+struct LimitsCase {
   std::string model;
   ModelInput input;
 };
-const Case kCases[] = {
+const LimitsCase kLimitsCases[] = {
     {"resnet20", {.batch = 6, .channels = 3, .height = 32, .width = 32, .classes = 10}},
     {"densenet:depth=22,growth=12", {.batch = 5, .channels = 3, .height = 16, .width = 16, .classes = 10}},
     {"lenet", {.batch = 8, .channels = 1, .height = 28, .width = 28, .classes = 10}},
@@ -49,7 +49,7 @@ Bytes sum_of_workspaces(const Program& program) {
 }
 
 // The plan keeps the limits; or the answer names the flag, what needs more, and a least value that does.
-void expect_kept(const Device& device, const Case& net, const CostTable& costs, CompileOptions options) {
+void expect_kept(const Device& device, const LimitsCase& net, const CostTable& costs, CompileOptions options) {
   const Network network = build_model(net.model, net.input);
   Result result = compile_training(network, device, costs, options);
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
@@ -81,7 +81,7 @@ void expect_kept(const Device& device, const Case& net, const CostTable& costs, 
 
 TEST(WorkspaceLimits, AreKeptByEveryOpOfAPlanOrRefused) {
   const auto device = open_device("cpu", 2);
-  for (const Case& net : kCases) {
+  for (const LimitsCase& net : kLimitsCases) {
     for (bool exact : {false, true}) {
       for (std::optional<BatchSizes> sizes : {std::optional<BatchSizes>(), std::optional(BatchSizes::power_of_two),
                                               std::optional(BatchSizes::undivided)}) {
@@ -103,7 +103,7 @@ TEST(WorkspaceLimits, AreKeptByEveryOpOfAPlanOrRefused) {
 
 TEST(WorkspaceLimits, HoldTogetherAndWithABudget) {
   const auto device = open_device("cpu", 2);
-  for (const Case& net : kCases) {
+  for (const LimitsCase& net : kLimitsCases) {
     const Network network = build_model(net.model, net.input);
     const Result free = compile_training(network, *device, CostTable{}, {});
     CompileOptions options{.batch_sizes = BatchSizes::power_of_two};
@@ -162,11 +162,11 @@ double step_ms(const Result& result) {
 
 TEST(WorkspaceLimits, MoreChoiceIsNeverPredictedSlower) {
   const auto device = open_device("cpu", 2);
-  const Case nets[] = {
+  const LimitsCase nets[] = {
       {"resnet20", {.batch = 5, .channels = 3, .height = 12, .width = 12, .classes = 10}},
       {"densenet:depth=10,growth=12", {.batch = 6, .channels = 3, .height = 16, .width = 16, .classes = 10}}};
   uint32_t seed = 1;
-  for (const Case& net : nets) {
+  for (const LimitsCase& net : nets) {
     const Network network = build_model(net.model, net.input);
     const Network step = make_training_network(network, {});
     CostTable costs = random_costs(*device, step.graph, seed++);
@@ -236,7 +236,7 @@ TEST(WorkspacePrices, GiveTimeForWorkspace) {
 // Who gives no limit on workspace is not much behind who tries some.
 TEST(WorkspaceLimits, AreFoundWithoutBeingAskedForWhereMemoryIsShort) {
   struct Tight {
-    Case net;
+    LimitsCase net;
     int percent;  // of what liveness needs
     bool host;
   };

@@ -6,7 +6,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(CoreOptions, SecondHardwareThreadsAreUsedWhereEveryCoreHasOne) {
   const CoreShape two_each{.cores = 4, .cores_a_cache = 4, .hardware_threads = 2},

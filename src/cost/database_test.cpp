@@ -18,11 +18,11 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const DeviceInfo kDevice{.name = "cpu", .description = "", .key = "cpu, 2 threads", .threads = 2};
 
-class Database : public testing::Test {
+class Database : public ::testing::Test {
  protected:
   static CostTable table(double ms, Cost::Source source = Cost::Source::measured) {
     CostTable result;
@@ -51,7 +51,7 @@ class Database : public testing::Test {
       database.save(table(4));
     }
     EXPECT_EQ(stored(), 4);
-    EXPECT_THAT(files(), testing::Contains(HasSubstr(".corrupt-")));
+    EXPECT_THAT(files(), ::testing::Contains(HasSubstr(".corrupt-")));
     for (const std::string& name : files()) {
       if (name.find(".corrupt-") == std::string::npos) continue;
       std::ifstream in(path.parent_path() / name, std::ios::binary);

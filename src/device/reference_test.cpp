@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 template <class Body>
 std::string message_of(Body body) {

@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 std::vector<int> places_for(const CoreMap& core_map, int threads, Affinity affinity) {
   std::vector<int> places;

@@ -16,8 +16,8 @@
 namespace plimsoll {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Program small_program() {
   const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
@@ -165,7 +165,7 @@ TEST(MeasuredPeak, DiffersWhereAnOpIsBoundElsewhere) {
 
 // --- memory checks ---
 
-class MemoryChecks : public testing::Test {
+class MemoryChecks : public ::testing::Test {
  protected:
   // An op in the middle of the forward pass, and where its output lies.
   const Op& op() const { return graph().op(plan().steps[step()].op); }

@@ -26,11 +26,11 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-Program program_of(const Device& device, const std::string& model, const std::string& optimizer,
-                   std::optional<LayoutFamily> family = LayoutFamily::plain) {
+Program moving_program(const Device& device, const std::string& model, const std::string& optimizer,
+                       std::optional<LayoutFamily> family = LayoutFamily::plain) {
   const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
   CompileOptions options{.policy = "liveness", .exact = true, .family = family};
   options.optimizer.name = optimizer;
@@ -175,8 +175,8 @@ std::vector<std::byte> states_of(const Executor& executor, const Graph& graph) {
   return all;
 }
 
-std::vector<std::byte> train(const Device& device, const Graph& graph, const Plan& plan, const ExecuteOptions& options,
-                             int steps = 2) {
+std::vector<std::byte> train_moving(const Device& device, const Graph& graph, const Plan& plan,
+                                    const ExecuteOptions& options, int steps = 2) {
   Executor executor(graph, plan, device, options);
   executor.initialize(7);
   for (int step = 0; step < steps; ++step) {
@@ -201,14 +201,14 @@ struct Setting {
   LayoutFamily family = LayoutFamily::plain;
 };
 
-class Moves : public testing::TestWithParam<Setting> {};
+class Moves : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
   const Setting& setting = GetParam();
   const std::unique_ptr<Device> device = setting.cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
-  const Program program = program_of(*device, setting.model, setting.optimizer, setting.family);
+  const Program program = moving_program(*device, setting.model, setting.optimizer, setting.family);
   const Graph& graph = program.network.graph;
-  const std::vector<std::byte> expected = train(*device, graph, program.plan, {});
+  const std::vector<std::byte> expected = train_moving(*device, graph, program.plan, {});
   TemporaryFolder folder;
   for (const int tiers : {1, 2}) {
     for (const bool homes : {false, true}) {
@@ -218,7 +218,7 @@ TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
         ASSERT_GT(plan.moves.size(), 6u);
         ASSERT_EQ(violations(graph, plan), "");
         const bool check_memory = (slack == 0) == homes;  // each way beside each of the rest
-        EXPECT_EQ(train(*device, graph, plan, {.check_memory = check_memory, .spill = folder.path()}), expected);
+        EXPECT_EQ(train_moving(*device, graph, plan, {.check_memory = check_memory, .spill = folder.path()}), expected);
       }
     }
   }
@@ -227,14 +227,15 @@ TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, Moves,
-    testing::Values(Setting{"reference_sgd", false, "lenet"}, Setting{"reference_adam", false, "lenet", "adam"},
-                    Setting{"cpu_plain", true}, Setting{"cpu_blocked", true, "resnet20", "adam", LayoutFamily::blocked},
-                    Setting{"cpu_channels_last", true, "resnet20", "sgd", LayoutFamily::channels_last}),
+    ::testing::Values(Setting{"reference_sgd", false, "lenet"}, Setting{"reference_adam", false, "lenet", "adam"},
+                      Setting{"cpu_plain", true},
+                      Setting{"cpu_blocked", true, "resnet20", "adam", LayoutFamily::blocked},
+                      Setting{"cpu_channels_last", true, "resnet20", "sgd", LayoutFamily::channels_last}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Copies, RecordWhenEachCopyRan) {
   const auto device = open_reference_device();
-  const Program program = program_of(*device, "lenet", "sgd");
+  const Program program = moving_program(*device, "lenet", "sgd");
   const Plan plan = Mover(program.network.graph, program.plan, {.slack = 1}).run();
   Executor executor(program.network.graph, plan, *device, {.record_times = true});
   executor.initialize(1);
@@ -256,7 +257,7 @@ TEST(Copies, RecordWhenEachCopyRan) {
 
 TEST(Copies, EveryCallThatFailsStopsTheStepByNameAndEveryStepAfterIt) {
   const auto device = open_reference_device();
-  const Program program = program_of(*device, "lenet", "sgd");
+  const Program program = moving_program(*device, "lenet", "sgd");
   const Graph& graph = program.network.graph;
   TemporaryFolder folder;
   const Plan plan = Mover(graph, program.plan, {.tiers = 2, .slack = 2}).run();
@@ -298,7 +299,7 @@ TEST(Copies, EveryCallThatFailsStopsTheStepByNameAndEveryStepAfterIt) {
 
 TEST(Copies, APlanForTheDiskAsksForItsFolder) {
   const auto device = open_reference_device();
-  const Program program = program_of(*device, "lenet", "sgd");
+  const Program program = moving_program(*device, "lenet", "sgd");
   const Plan plan = Mover(program.network.graph, program.plan, {.tiers = 2}).run();
   try {
     Executor(program.network.graph, plan, *device);
@@ -315,9 +316,9 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
     const std::unique_ptr<Device> device = cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
     for (const char* model : {"lenet", "resnet20"}) {
       if (!cpu && std::string_view(model) == "resnet20") continue;
-      const Program program = program_of(*device, model, "sgd", cpu ? LayoutFamily::blocked : LayoutFamily::plain);
+      const Program program = moving_program(*device, model, "sgd", cpu ? LayoutFamily::blocked : LayoutFamily::plain);
       const Graph& graph = program.network.graph;
-      const std::vector<std::byte> expected = train(*device, graph, program.plan, {});
+      const std::vector<std::byte> expected = train_moving(*device, graph, program.plan, {});
       Plan plan = program.plan;
       plan.steps.clear();
       std::vector<StepIndex> starts, ends;
@@ -375,7 +376,7 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
       ASSERT_GT(plan.steps.size(), program.plan->steps.size() + 5);
       const std::string wrong = violations(graph, plan);
       ASSERT_EQ(wrong, "") << model;
-      EXPECT_EQ(train(*device, graph, plan, {}), expected)
+      EXPECT_EQ(train_moving(*device, graph, plan, {}), expected)
           << model << (cpu ? " on the cpu" : " on the reference device");
     }
   }

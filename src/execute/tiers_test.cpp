@@ -14,7 +14,7 @@ namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string refusal(const std::string& text) {
   TierOptions options;

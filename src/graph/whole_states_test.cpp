@@ -6,8 +6,8 @@
 namespace plimsoll {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TensorId add_block(Graph& graph, const std::string& whole, int64_t first, int64_t end, int64_t rows) {
   const RowBlock block{whole, first, rows};

@@ -36,21 +36,21 @@ struct Known {
   std::string name;
   int64_t parameters;
 };
-class KnownModel : public testing::TestWithParam<Known> {};
+class KnownModel : public ::testing::TestWithParam<Known> {};
 TEST_P(KnownModel, HasAsManyParametersAsElsewhere) {
   EXPECT_EQ(parameter_count(build_model(GetParam().name, {.batch = 1})), GetParam().parameters);
 }
 INSTANTIATE_TEST_SUITE_P(
     Zoo, KnownModel,
-    testing::Values(Known{"alexnet", 62'378'344}, Known{"vgg11", 132'863'336}, Known{"vgg13", 133'047'848},
-                    Known{"vgg16", 138'357'544}, Known{"vgg19", 143'667'240}, Known{"resnet18", 11'689'512},
-                    Known{"resnet34", 21'797'672}, Known{"resnet50", 25'557'032}, Known{"resnet101", 44'549'160},
-                    Known{"resnet152", 60'192'808}, Known{"resnet20", 269'722}, Known{"resnet32", 464'154},
-                    Known{"resnet44", 658'586}, Known{"resnet56", 853'018}, Known{"resnet110", 1'727'962},
-                    Known{"inception3", 23'834'568}, Known{"inception4", 42'679'816}, Known{"densenet121", 7'978'856},
-                    Known{"densenet161", 28'681'000}, Known{"densenet169", 14'149'480},
-                    Known{"densenet201", 20'013'928}, Known{"densenet:depth=40,growth=12", 1'019'722},
-                    Known{"lenet", 61'706}, Known{"dcgan", 3'576'704 + 2'765'568}),
+    ::testing::Values(Known{"alexnet", 62'378'344}, Known{"vgg11", 132'863'336}, Known{"vgg13", 133'047'848},
+                      Known{"vgg16", 138'357'544}, Known{"vgg19", 143'667'240}, Known{"resnet18", 11'689'512},
+                      Known{"resnet34", 21'797'672}, Known{"resnet50", 25'557'032}, Known{"resnet101", 44'549'160},
+                      Known{"resnet152", 60'192'808}, Known{"resnet20", 269'722}, Known{"resnet32", 464'154},
+                      Known{"resnet44", 658'586}, Known{"resnet56", 853'018}, Known{"resnet110", 1'727'962},
+                      Known{"inception3", 23'834'568}, Known{"inception4", 42'679'816}, Known{"densenet121", 7'978'856},
+                      Known{"densenet161", 28'681'000}, Known{"densenet169", 14'149'480},
+                      Known{"densenet201", 20'013'928}, Known{"densenet:depth=40,growth=12", 1'019'722},
+                      Known{"lenet", 61'706}, Known{"dcgan", 3'576'704 + 2'765'568}),
     [](const auto& info) {
       std::string name = info.param.name;
       for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';

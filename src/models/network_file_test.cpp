@@ -48,7 +48,7 @@ json small_network() {
   })");
 }
 
-std::string refused(const json& file, int64_t batch = 0, bool training = true) {
+std::string refused_network(const json& file, int64_t batch = 0, bool training = true) {
   return text_of([&] { network_from_json(file.dump(), batch, training); });
 }
 
@@ -71,7 +71,7 @@ TEST(NetworkFile, SizesFollowTheBatchThatIsAskedFor) {
   EXPECT_EQ(network.graph.tensor(network.graph.find_tensor("scores")).shape, (Shape{7, 3}));
   json file = small_network();
   file["training"]["ops"][1]["attributes"]["shape"] = {"2*batch", 16};
-  EXPECT_NE(refused(file, 7).find("14x16"), std::string::npos) << refused(file, 7);
+  EXPECT_NE(refused_network(file, 7).find("14x16"), std::string::npos) << refused_network(file, 7);
 }
 
 TEST(NetworkFile, FrozenParametersAreInNoObjective) {
@@ -93,7 +93,7 @@ TEST(NetworkFile, WhatIsWrongIsNamedWithItsPlace) {
   const auto changed = [](const auto& change) {
     json file = small_network();
     change(file);
-    return refused(file);
+    return refused_network(file);
   };
   const auto expect = [](const std::string& text, std::string_view part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -122,7 +122,7 @@ TEST(NetworkFile, WhatIsWrongIsNamedWithItsPlace) {
 }
 
 TEST(NetworkFile, HasAnEvaluationWhereItWasExported) {
-  EXPECT_NE(refused(small_network(), 0, false).find("exported without its evaluation"), std::string::npos);
+  EXPECT_NE(refused_network(small_network(), 0, false).find("exported without its evaluation"), std::string::npos);
   json file = small_network();
   file["evaluation"] = file["training"];
   EXPECT_NO_THROW(network_from_json(file.dump(), 2, false));
@@ -132,7 +132,7 @@ TEST(NetworkFile, OneForASingleBatchSaysSo) {
   json file = small_network();
   file["training"]["tensors"][0]["shape"][0] = 4;
   file["training"]["tensors"][1]["shape"][0] = 4;
-  EXPECT_NE(refused(file, 5).find("for batches of 4 alone"), std::string::npos) << refused(file, 5);
+  EXPECT_NE(refused_network(file, 5).find("for batches of 4 alone"), std::string::npos) << refused_network(file, 5);
   file["training"]["ops"][0].erase("shapes");
   file["training"]["ops"][1]["attributes"]["shape"] = {4, 32};
   EXPECT_NO_THROW(network_from_json(file.dump(), 4));

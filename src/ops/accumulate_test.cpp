@@ -66,11 +66,11 @@ TEST(ScaledClip, ClipsTheMeanAndScalesTheSums) {
     const auto out = run_op("ClipScale", {{{}, {norm}}, {{}, {scale}}}, {{"max_norm", 2.0}, {"scaled", kOn}});
     return std::pair(out[0][0], out[1][0]);
   };
-  EXPECT_THAT(clip(4, 0.25), testing::Pair(0.25, 1)) << "the mean's norm is 1";
+  EXPECT_THAT(clip(4, 0.25), ::testing::Pair(0.25, 1)) << "the mean's norm is 1";
   const auto [scale, norm] = clip(40, 0.25);
   EXPECT_EQ(norm, 10);
   EXPECT_NEAR(scale * 40, 2, 1e-6);
-  EXPECT_THAT(clip(40, -1), testing::Pair(-1, 0)) << "no update yet";
+  EXPECT_THAT(clip(40, -1), ::testing::Pair(-1, 0)) << "no update yet";
 }
 
 }  // namespace

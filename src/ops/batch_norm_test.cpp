@@ -7,7 +7,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const Literal kX{{2, 2, 3}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8, -1.3, -0.5, 0.3, 1.1, -1, -0.2}};
 const Literal kResidual{{2, 2, 3}, {1.2, -0.9, -0.1, 0.7, -1.4, -0.6, 0.2, 1, -1.1, -0.3, 0.5, 1.3}};
@@ -48,7 +48,7 @@ TEST(BatchNorm, AgreesWithPyTorchInEvaluation) {
 }
 
 // Forms of the op: with and without activation, with and without residual, of images and of rows.
-class BatchNormGradients : public testing::TestWithParam<std::tuple<bool, bool, Shape>> {};
+class BatchNormGradients : public ::testing::TestWithParam<std::tuple<bool, bool, Shape>> {};
 
 TEST_P(BatchNormGradients, AgreeWithFiniteDifferences) {
   const auto [relu, residual, shape] = GetParam();
@@ -66,8 +66,8 @@ TEST_P(BatchNormGradients, AgreeWithFiniteDifferences) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, BatchNormGradients,
-                         testing::Combine(testing::Bool(), testing::Bool(),
-                                          testing::Values(Shape{3, 2, 4, 3}, Shape{7, 3}, Shape{2, 1, 1, 1})));
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool(),
+                                            ::testing::Values(Shape{3, 2, 4, 3}, Shape{7, 3}, Shape{2, 1, 1, 1})));
 
 TEST(BatchNorm, NeedsAMaskOnlyWhereAReluIsTrained) {
   Graph graph;

@@ -55,7 +55,7 @@ struct OpOnData {
   }
 };
 
-class InPlaceKernels : public testing::TestWithParam<Case> {};
+class InPlaceKernels : public ::testing::TestWithParam<Case> {};
 
 TEST_P(InPlaceKernels, GiveWhatTheyGiveElsewhere) {
   OpOnData run(GetParam());
@@ -81,7 +81,7 @@ const Attribute kRelu = std::string("relu"), kBoth = std::string("xw");
 
 INSTANTIATE_TEST_SUITE_P(
     Families, InPlaceKernels,
-    testing::Values(
+    ::testing::Values(
         Case{"ReluForward", {kImage}, {}}, Case{"ReluBackward", {kImage, kImage}, {}},
         Case{"TanhBackward", {kImage, kImage}, {}}, Case{"Add", {kImage, kImage, kImage}, {{"activation", kRelu}}},
         Case{"BatchNormForward", {kImage, kChannel, kChannel, kChannel, kChannel}, {}},

@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using Numbers = std::vector<double>;
 

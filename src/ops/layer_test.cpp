@@ -12,14 +12,14 @@ namespace plimsoll {
 namespace {
 
 using Ints = std::vector<int64_t>;
-using testing::DoubleNear;
-using testing::ElementsAreArray;
-using testing::Pointwise;
+using ::testing::DoubleNear;
+using ::testing::ElementsAreArray;
+using ::testing::Pointwise;
 
 constexpr int64_t kOne = 1;
 
 // An op on sources of the given shapes, whose element i is i * 7 % 11 - 5 unless values are given.
-struct Case {
+struct LayerCase {
   std::string type;
   std::vector<Shape> shapes;
   Attributes attributes;
@@ -32,7 +32,7 @@ struct Result {
   std::vector<double> values;
 };
 
-Result run(const Case& c) {
+Result run(const LayerCase& c) {
   Graph g;
   std::vector<TensorId> inputs;
   for (size_t i = 0; i < c.shapes.size(); ++i) {
@@ -52,7 +52,7 @@ Result run(const Case& c) {
   return result;
 }
 
-std::string message_of(const Case& c) {
+std::string message_of(const LayerCase& c) {
   try {
     run(c);
   } catch (const Error& error) {

@@ -11,7 +11,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 Literal counter(double value) { return {{}, {value}, DType::i64}; }
 

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kSteps = 3, kRows = 2, kWidth = 3;
+constexpr int64_t kSteps = 3, kSequences = 2, kWidth = 3;
 
 struct Sources {
   std::vector<TensorId> inputs;
@@ -21,10 +21,10 @@ Sources add_sources(Graph& graph, const std::string& cell, bool bias, int64_t st
   const auto source = [&](const std::string& name, Shape shape) {
     return graph.add_source(name, std::move(shape), DType::f64, Role::input);
   };
-  Sources sources{{source("x", {steps, kRows, gates * kWidth}), source("w", {gates * kWidth, kWidth}),
-                   source("h0", {kRows, kWidth})},
+  Sources sources{{source("x", {steps, kSequences, gates * kWidth}), source("w", {gates * kWidth, kWidth}),
+                   source("h0", {kSequences, kWidth})},
                   gates};
-  if (cell == "lstm") sources.inputs.push_back(source("c0", {kRows, kWidth}));
+  if (cell == "lstm") sources.inputs.push_back(source("c0", {kSequences, kWidth}));
   if (bias) sources.inputs.push_back(source("b", {gates * kWidth}));
   return sources;
 }

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using Numbers = std::vector<double>;
 using Integers = std::vector<int64_t>;
 
-const Literal kImage{{1, 1, 3, 4}, {0.1, 0.4, 0.9, 1.6, 2.5, 3.6, 4.9, 6.4, 8.1, 10, 12.1, 14.4}};
+const Literal kPixels{{1, 1, 3, 4}, {0.1, 0.4, 0.9, 1.6, 2.5, 3.6, 4.9, 6.4, 8.1, 10, 12.1, 14.4}};
 
 // Ten digits of numbers up to 15.
 auto agrees(const Numbers& expected) { return ::testing::Pointwise(::testing::DoubleNear(1e-8), expected); }
@@ -25,7 +25,7 @@ auto agrees(const Numbers& expected) { return ::testing::Pointwise(::testing::Do
 // dy is the cosine of the element's number.
 void expect_forward_and_backward(const Attributes& attributes, const Numbers& y, const Numbers& dx) {
   const std::vector<int64_t> size = attributes.integers("size");
-  EXPECT_THAT(run_op("ResizeForward", {kImage}, attributes)[0], agrees(y));
+  EXPECT_THAT(run_op("ResizeForward", {kPixels}, attributes)[0], agrees(y));
   Literal dy{{1, 1, size[0], size[1]}, {}};
   for (size_t i = 0; i < y.size(); ++i) dy.elements.push_back(std::cos(static_cast<double>(i)));
   Attributes backward = attributes;
@@ -107,11 +107,11 @@ TEST(Resize, GradientsAgreeWithFiniteDifferences) {
 }
 
 TEST(Resize, NamesWhatDoesNotFit) {
-  EXPECT_THAT(refusal("ResizeForward", {kImage}, resized(5, 2, "area")),
+  EXPECT_THAT(refusal("ResizeForward", {kPixels}, resized(5, 2, "area")),
               HasSubstr("mode is 'area'; 'nearest', 'bilinear' or 'bicubic' is expected"));
-  EXPECT_THAT(refusal("ResizeForward", {kImage}, resized(5, 2, "nearest", true)),
+  EXPECT_THAT(refusal("ResizeForward", {kPixels}, resized(5, 2, "nearest", true)),
               HasSubstr("align_corners is for 'bilinear' and 'bicubic', mode is 'nearest'"));
-  EXPECT_THAT(refusal("ResizeForward", {kImage}, with_factors(resized(5, 2, "nearest"), -1, 2)),
+  EXPECT_THAT(refusal("ResizeForward", {kPixels}, with_factors(resized(5, 2, "nearest"), -1, 2)),
               HasSubstr("scale is [-1, 2]; two numbers above 0 are expected"));
   EXPECT_THAT(refusal("ResizeForward", {{{3, 4}, {}}}, resized(5, 2, "nearest")),
               HasSubstr("4 dimensions are expected"));
@@ -122,22 +122,22 @@ TEST(AdaptivePool, AgreesWithPyTorch) {
   const Attributes backward = {{"size", Integers{2, 3}}, {"input_size", Integers{3, 4}}};
   Literal dy{{1, 1, 2, 3}, {}};
   for (int i = 0; i < 6; ++i) dy.elements.push_back(std::cos(i));
-  EXPECT_THAT(run_op("AdaptiveAvgPoolForward", {kImage}, attributes)[0],
+  EXPECT_THAT(run_op("AdaptiveAvgPoolForward", {kPixels}, attributes)[0],
               agrees_with({1.65, 2.45, 3.45, 6.05, 7.65, 9.45}));
   EXPECT_THAT(
       run_op("AdaptiveAvgPoolBackward", {dy}, backward)[0],
       agrees_with({0.25, 0.3850755765, 0.03103886733, -0.1040367091, 0.00250187585, -0.0258334529, -0.06145649152,
                    -0.03312116277, -0.2474981242, -0.4109090294, -0.09249535885, 0.07091554637}));
-  const auto most = run_op("AdaptiveMaxPoolForward", {kImage}, attributes);
+  const auto most = run_op("AdaptiveMaxPoolForward", {kPixels}, attributes);
   EXPECT_THAT(most[0], agrees_with({3.6, 4.9, 6.4, 10, 12.1, 14.4}));
   EXPECT_THAT(most[1], ::testing::ElementsAre(5, 6, 7, 9, 10, 11));
   EXPECT_THAT(
       run_op("AdaptiveMaxPoolBackward", {dy, {{1, 1, 2, 3}, most[1], DType::i32}}, backward)[0],
       agrees_with({0, 0, 0, 0, 0, 1, 0.5403023059, -0.4161468365, 0, -0.9899924966, -0.6536436209, 0.2836621855}));
   const Attributes more = {{"size", Integers{4, 2}}};  // windows overlap
-  EXPECT_THAT(run_op("AdaptiveAvgPoolForward", {kImage}, more)[0],
+  EXPECT_THAT(run_op("AdaptiveAvgPoolForward", {kPixels}, more)[0],
               agrees_with({0.25, 1.25, 1.65, 3.45, 6.05, 9.45, 9.05, 13.25}));
-  EXPECT_THAT(run_op("AdaptiveMaxPoolForward", {kImage}, more)[0],
+  EXPECT_THAT(run_op("AdaptiveMaxPoolForward", {kPixels}, more)[0],
               agrees_with({0.4, 1.6, 3.6, 6.4, 10, 14.4, 10, 14.4}));
 }
 

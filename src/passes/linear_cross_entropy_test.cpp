@@ -9,7 +9,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 const FusionOptions kNone{.off = {"fuse_linear_cross_entropy"}};
 
@@ -51,13 +51,13 @@ std::vector<std::string> types(const Graph& graph) {
   for (const Op& op : graph.ops()) result.push_back(op.type->name);
   return result;
 }
-int count(const Graph& graph, std::string_view type) {
+int ops_of_type(const Graph& graph, std::string_view type) {
   const auto all = types(graph);
   return static_cast<int>(std::count(all.begin(), all.end(), type));
 }
 
 // The outputs and the states that a training step leaves, in order.
-std::vector<double> results(const Network& training) {
+std::vector<double> results_by_rows(const Network& training) {
   Values values(training.graph);
   fill_sources(training.graph, values, 1);
   for (int64_t i = 0; i < values[training.labels].size(); ++i)
@@ -77,18 +77,20 @@ TEST(LinearCrossEntropyPass, TakesTheLayerIntoTheLoss) {
       Network fused = network;
       EXPECT_EQ(fuse_linear_cross_entropy(fused, 0_B), 1);
       check(fused.graph);
-      EXPECT_EQ(count(fused.graph, "LinearCrossEntropyForward"), 1);
-      EXPECT_EQ(count(fused.graph, "FullyConnectedForward") + count(fused.graph, "MatMul"), 0);
-      EXPECT_EQ(count(fused.graph, "SoftmaxCrossEntropyForward"), 0);
-      EXPECT_EQ(count(fused.graph, "Slice"), shifted ? 1 : 0);
+      EXPECT_EQ(ops_of_type(fused.graph, "LinearCrossEntropyForward"), 1);
+      EXPECT_EQ(ops_of_type(fused.graph, "FullyConnectedForward") + ops_of_type(fused.graph, "MatMul"), 0);
+      EXPECT_EQ(ops_of_type(fused.graph, "SoftmaxCrossEntropyForward"), 0);
+      EXPECT_EQ(ops_of_type(fused.graph, "Slice"), shifted ? 1 : 0);
       for (const Tensor& tensor : fused.graph.tensors()) {
         const bool is_logits = !tensor.shape.empty() && tensor.shape.back() == 6 && tensor.role == Role::activation;
         EXPECT_FALSE(is_logits) << tensor.name;
       }
       const Network step = make_training_step(fused, {}), plain = make_training_step(network, {}, kNone);
-      EXPECT_EQ(count(step.graph, "LinearCrossEntropyTraining"), 1);
-      EXPECT_EQ(count(step.graph, "LinearCrossEntropyForward") + count(step.graph, "LinearCrossEntropyBackward"), 0);
-      EXPECT_THAT(results(step), testing::Pointwise(testing::DoubleNear(1e-12), results(plain)));
+      EXPECT_EQ(ops_of_type(step.graph, "LinearCrossEntropyTraining"), 1);
+      EXPECT_EQ(
+          ops_of_type(step.graph, "LinearCrossEntropyForward") + ops_of_type(step.graph, "LinearCrossEntropyBackward"),
+          0);
+      EXPECT_THAT(results_by_rows(step), ::testing::Pointwise(::testing::DoubleNear(1e-12), results_by_rows(plain)));
     }
   }
 }
@@ -98,7 +100,7 @@ TEST(LinearCrossEntropyPass, LeavesLogitsThatOthersReadAndSmallOnes) {
   EXPECT_EQ(fuse_linear_cross_entropy(read, 0_B), 0);
   Network small = language_model(Head::linear, true);
   run_fusion_passes(small);
-  EXPECT_EQ(count(small.graph, "LinearCrossEntropyForward"), 0);
+  EXPECT_EQ(ops_of_type(small.graph, "LinearCrossEntropyForward"), 0);
 }
 
 // The gradient of the loss is its value, which the forward op makes: so they stay two, and the logits are made twice.
@@ -111,9 +113,9 @@ TEST(LinearCrossEntropyPass, KeepsTheOpsApartWhereTheGradientDependsOnTheLoss) {
   const Network plain = make_training_step(network, {}, kNone);
   EXPECT_EQ(fuse_linear_cross_entropy(network, 0_B), 1);
   const Network step = make_training_step(network, {});
-  EXPECT_EQ(count(step.graph, "LinearCrossEntropyTraining"), 0);
-  EXPECT_EQ(count(step.graph, "LinearCrossEntropyBackward"), 1);
-  EXPECT_THAT(results(step), testing::Pointwise(testing::DoubleNear(1e-12), results(plain)));
+  EXPECT_EQ(ops_of_type(step.graph, "LinearCrossEntropyTraining"), 0);
+  EXPECT_EQ(ops_of_type(step.graph, "LinearCrossEntropyBackward"), 1);
+  EXPECT_THAT(results_by_rows(step), ::testing::Pointwise(::testing::DoubleNear(1e-12), results_by_rows(plain)));
 }
 
 }  // namespace

@@ -61,12 +61,12 @@ Network mlp(const MlpCase& c) {
   return network;
 }
 
-int count(const Graph& graph, std::string_view type) {
+int ops_named(const Graph& graph, std::string_view type) {
   return static_cast<int>(std::ranges::count_if(graph.ops(), [&](const Op& op) { return op.type->name == type; }));
 }
 
 // The loss and the states that a training step leaves, by name.
-std::map<std::string, std::vector<double>> results(const Network& training) {
+std::map<std::string, std::vector<double>> results_of_parts(const Network& training) {
   Values values(training.graph);
   fill_sources(training.graph, values, 1);
   interpret(training.graph, values);
@@ -80,10 +80,11 @@ std::map<std::string, std::vector<double>> results(const Network& training) {
 }
 
 void expect_same_step(const Network& fused, const Network& network) {
-  const auto got = results(make_training_step(fused, {})), expected = results(make_training_step(network, {}));
+  const auto got = results_of_parts(make_training_step(fused, {})),
+             expected = results_of_parts(make_training_step(network, {}));
   EXPECT_EQ(got.size(), expected.size());
   for (const auto& [name, values] : expected)
-    EXPECT_THAT(got.at(name), testing::Pointwise(testing::DoubleNear(1e-12), values)) << name;
+    EXPECT_THAT(got.at(name), ::testing::Pointwise(::testing::DoubleNear(1e-12), values)) << name;
 }
 
 TEST(PointwiseLinearPass, TakesTheExpressionIntoTheLayer) {
@@ -91,7 +92,7 @@ TEST(PointwiseLinearPass, TakesTheExpressionIntoTheLayer) {
     for (const bool rank3 : {false, true}) {
       for (const bool product : {false, true}) {
         for (const bool drops : {false, true}) {
-          SCOPED_TRACE(testing::Message() << gated << rank3 << product << drops);
+          SCOPED_TRACE(::testing::Message() << gated << rank3 << product << drops);
           const Network network = mlp({.gated = gated,
                                        .rank3 = rank3,
                                        .product = product,
@@ -100,18 +101,18 @@ TEST(PointwiseLinearPass, TakesTheExpressionIntoTheLayer) {
           Network fused = network;
           EXPECT_EQ(fuse_pointwise_linear(fused, {}, 0_B), 1);
           check(fused.graph);
-          EXPECT_EQ(count(fused.graph, "PointwiseLinearForward"), 1);
-          EXPECT_EQ(count(fused.graph, "Pointwise") + count(fused.graph, "DropoutForward"), 0);
+          EXPECT_EQ(ops_named(fused.graph, "PointwiseLinearForward"), 1);
+          EXPECT_EQ(ops_named(fused.graph, "Pointwise") + ops_named(fused.graph, "DropoutForward"), 0);
           const OpId op = fused.graph.find_op("act+fc2/forward");
           ASSERT_TRUE(op.valid());
           for (size_t i = 0; i < (gated ? 2 : 1); ++i) {  // not through a view
             const OpId from = fused.graph.tensor(fused.graph.op(op).inputs[i]).producer;
             EXPECT_EQ(fused.graph.op(from).type->name, "FullyConnectedForward");
           }
-          EXPECT_EQ(count(fused.graph, "Reshape"), product ? rank3 ? 3 : 2 : 1);
+          EXPECT_EQ(ops_named(fused.graph, "Reshape"), product ? rank3 ? 3 : 2 : 1);
           const Network step = make_training_step(fused, {}), plain = make_training_step(network, {});
-          EXPECT_EQ(count(step.graph, "PointwiseLinearBackward"), 1);
-          EXPECT_EQ(count(plain.graph, "PointwiseLinearBackward"), 0);
+          EXPECT_EQ(ops_named(step.graph, "PointwiseLinearBackward"), 1);
+          EXPECT_EQ(ops_named(plain.graph, "PointwiseLinearBackward"), 0);
           expect_same_step(fused, network);
         }
       }
@@ -132,7 +133,7 @@ TEST(PointwiseLinearPass, LeavesWhatOthersReadAndWhatIsSmall) {
   EXPECT_EQ(fuse_pointwise_linear(read, {}, 0_B), 0);
   Network small = mlp({});
   run_fusion_passes(small);
-  EXPECT_EQ(count(small.graph, "PointwiseLinearForward"), 0);
+  EXPECT_EQ(ops_named(small.graph, "PointwiseLinearForward"), 0);
 }
 
 // The sum alone would be kept, by the layer.

@@ -17,14 +17,14 @@ using ::testing::DoubleNear;
 using ::testing::Pointwise;
 using testing::trained_values;
 
-struct Written {
+struct WrittenRotary {
   int64_t width = 6, length = 6;  // what is turned of a row
   bool pointwise_sum = false, sine_first = false, swapped = false;
   bool trained_angles = false, read_halves = false, other_sign = false, uneven = false;
 };
 
 // x[2, 3, 4, length] by angles of [1, 3, 1, width], as transformers writes it.
-Network written(const Written& as) {
+Network written_rotary(const WrittenRotary& as) {
   Network network;
   Graph& g = network.graph;
   const auto one = [&](const std::string& type, const std::string& name, std::vector<TensorId> inputs,
@@ -72,9 +72,9 @@ Network written(const Written& as) {
 }
 
 TEST(FuseRotary, TakesWhatTransformersWrites) {
-  for (const Written& as :
-       {Written{}, {.pointwise_sum = true}, {.sine_first = true}, {.swapped = true}, {.width = 4, .length = 7}}) {
-    const Network network = written(as);
+  for (const WrittenRotary& as :
+       {WrittenRotary{}, {.pointwise_sum = true}, {.sine_first = true}, {.swapped = true}, {.width = 4, .length = 7}}) {
+    const Network network = written_rotary(as);
     const Network fused = make_training_step(network, {}),
                   apart = make_training_step(network, {}, {.off = {std::string(kRotaryPass)}});
     EXPECT_EQ(count_ops(fused, "Rotary"), 2) << as.width;  // and its gradient
@@ -85,9 +85,9 @@ TEST(FuseRotary, TakesWhatTransformersWrites) {
 }
 
 TEST(FuseRotary, LeavesWhatIsReadElsewhereOrIsAnother) {
-  for (const Written& as :
-       {Written{.trained_angles = true}, {.read_halves = true}, {.other_sign = true}, {.uneven = true}}) {
-    Network network = written(as);
+  for (const WrittenRotary& as :
+       {WrittenRotary{.trained_angles = true}, {.read_halves = true}, {.other_sign = true}, {.uneven = true}}) {
+    Network network = written_rotary(as);
     EXPECT_EQ(fuse_rotary(network), 0);
   }
 }

@@ -12,8 +12,8 @@
 namespace plimsoll {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 Bytes weights(int64_t rows, int64_t columns) { return {rows * columns * 4}; }
 

@@ -10,9 +10,9 @@ namespace {
 
 Attributes shaped(int64_t n) { return {{"shape", std::vector<int64_t>{n}}}; }
 
-struct Builder {
+struct TimelineBuilder {
   Graph graph;
-  Builder() { testing::register_test_ops(); }
+  TimelineBuilder() { testing::register_test_ops(); }
   TensorId source(std::string name, int64_t n, Role role = Role::input) {
     return graph.add_source(std::move(name), {n}, DType::f32, role);
   }
@@ -30,7 +30,7 @@ struct Builder {
 };
 
 TEST(Liveness, ATensorLivesFromItsWriterToItsLastReader) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 16);
   const TensorId y = b.mix("a", {data}), z = b.mix("b", {y}), end = b.mix("c", {z, y});
   b.graph.outputs = {end};
@@ -44,7 +44,7 @@ TEST(Liveness, ATensorLivesFromItsWriterToItsLastReader) {
 }
 
 TEST(Liveness, AnOutputTakesADyingInputsPlaceButNotOneThatIsReadLater) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 16);
   const TensorId y = b.mix("a", {data}), z = b.map("b", y), u = b.map("c", z);
   b.mix("d", {z, u});
@@ -55,7 +55,7 @@ TEST(Liveness, AnOutputTakesADyingInputsPlaceButNotOneThatIsReadLater) {
 }
 
 TEST(Liveness, WhatAViewShowsIsNotOverwrittenWhileTheViewIsRead) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 16);
   const TensorId y = b.mix("a", {data});
   const TensorId v = b.view("view", y);
@@ -67,7 +67,7 @@ TEST(Liveness, WhatAViewShowsIsNotOverwrittenWhileTheViewIsRead) {
 }
 
 TEST(Liveness, NeitherAStateNorAnOutputOfTheGraphIsOverwritten) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 16), w = b.source("w", 16, Role::parameter);
   const TensorId fromw = b.map("fromw", w), y = b.mix("a", {data, fromw});
   const TensorId z = b.map("b", y);
@@ -80,7 +80,7 @@ TEST(Liveness, NeitherAStateNorAnOutputOfTheGraphIsOverwritten) {
 }
 
 TEST(Liveness, RefusesAStateThatNoOpWritesInItsPlace) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 16);
   b.source("w", 16, Role::parameter);
   b.graph.states[0].after = b.mix("a", {data});
@@ -93,7 +93,7 @@ TEST(Liveness, RefusesAStateThatNoOpWritesInItsPlace) {
 }
 
 TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
-  Builder b;
+  TimelineBuilder b;
   const TensorId data = b.source("data", 1000);
   TensorId t = data;
   for (int i = 0; i < 4; ++i) t = b.mix("m" + std::to_string(i), {t});

@@ -89,7 +89,7 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
       starts.push_back(expected.contains(s) ? expected.at(s).first * 1000 : end);
       if (expected.contains(s)) end = expected.at(s).second * 1000;
     }
-    EXPECT_THAT(counters, testing::Pointwise(testing::DoubleEq(), starts));
+    EXPECT_THAT(counters, ::testing::Pointwise(::testing::DoubleEq(), starts));
   }
 }
 
@@ -195,7 +195,7 @@ TEST(LiveRows, AWorkspaceSaysWhoseItIsAndForWhichKernel) {
   ASSERT_EQ(rows.size(), 3u);
   EXPECT_EQ(rows[0].name, "of relu1/forward, kernel fast*8+slow*4");
   EXPECT_EQ(rows[0].bytes, 2_MiB);
-  EXPECT_THAT(peak_tensors_text(graph, plan, 1), testing::HasSubstr("of relu1/forward, kernel fast*8+slow*4"));
+  EXPECT_THAT(peak_tensors_text(graph, plan, 1), ::testing::HasSubstr("of relu1/forward, kernel fast*8+slow*4"));
 }
 
 TEST(LiveRows, SlicesOfOneTensorAreOneRowAndNamesWithOtherBracketsAreNot) {
@@ -216,7 +216,8 @@ TEST(LiveRows, SlicesOfOneTensorAreOneRowAndNamesWithOtherBracketsAreNot) {
                                                    {"list[0]", 1},
                                                    {"list[1]", 1},
                                                    {"fc.weight[1024:1536]", 1}}));
-  EXPECT_THAT(peak_tensors_text(graph, plan, 9), testing::HasSubstr("2.00 KiB  parameter       fc.weight in 2 slices"));
+  EXPECT_THAT(peak_tensors_text(graph, plan, 9),
+              ::testing::HasSubstr("2.00 KiB  parameter       fc.weight in 2 slices"));
 }
 
 // In the step of the update the old weight and the new one are the same bytes.

@@ -16,7 +16,7 @@ namespace plimsoll {
 namespace {
 
 // A session on one thread, on a machine of which others take so much.
-struct Case {
+struct SessionCase {
   TemporaryFolder folder;
   double others = 0;
   cpu::ProcessorTimes times;
@@ -24,7 +24,7 @@ struct Case {
   const Network network =
       build_model("lenet", {.batch = 2, .channels = 1, .height = 28, .width = 28, .classes = 10, .training = true});
 
-  Case() {
+  SessionCase() {
     session.device = open_device("cpu", 1);
     session.database = std::make_unique<CostDatabase>(folder.path() / "costs.sqlite", session.device->info());
     session.load = LoadMeter([this] { return times; });
@@ -44,7 +44,7 @@ struct Case {
 };
 
 TEST(Session, NoLaterRunIsPromisedWhereMeasurementsAreNotKept) {
-  Case c;
+  SessionCase c;
   c.session.database = std::make_unique<CostDatabase>(c.folder.path(), c.session.device->info());
   const Measured measured = c.measure(true);
   ASSERT_GT(measured.busy, 10);
@@ -54,7 +54,7 @@ TEST(Session, NoLaterRunIsPromisedWhereMeasurementsAreNotKept) {
 }
 
 TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
-  Case c;
+  SessionCase c;
   c.others = 0.5;
   c.pass_a_second();
   const Measured first = c.measure(true);
@@ -87,7 +87,7 @@ TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
 }
 
 TEST(Session, WhatStepsTakeIsKnownAfterTheFirstFewOfThem) {
-  Case c;
+  SessionCase c;
   Program program = std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
   Executor executor(program.network.graph, program.plan, *c.session.device, {.record_times = true});
   const SampleInputs inputs(program.network.graph);
@@ -117,7 +117,7 @@ TEST(Session, WhatStepsTakeIsKnownAfterTheFirstFewOfThem) {
 
 // What a busy machine says of a plan's steps is told, and gives way to what a quiet one says.
 TEST(Session, StepsWithTimesOfABusyMachineAreCounted) {
-  Case c;
+  SessionCase c;
   const Program program =
       std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
   int kernels = 0;
@@ -135,7 +135,7 @@ TEST(Session, StepsWithTimesOfABusyMachineAreCounted) {
 
 // What a step took as a part of one launch with others is no time of its kernel alone.
 TEST(Session, SharesOfOneLaunchAreKeptApart) {
-  Case c;
+  SessionCase c;
   const Program program =
       std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
   const Graph& graph = program.network.graph;

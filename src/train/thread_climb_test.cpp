@@ -14,9 +14,9 @@ namespace plimsoll {
 namespace {
 
 // The CPU device, on a machine with cores that it has not: what is measured is told it.
-class Machine final : public Device {
+class ClimbMachine final : public Device {
  public:
-  Machine(int cores, int cores_a_cache) : cpu_(open_device("cpu", 1)), info_(cpu_->info()) {
+  ClimbMachine(int cores, int cores_a_cache) : cpu_(open_device("cpu", 1)), info_(cpu_->info()) {
     info_.threads = cores;
     info_.cores = {.cores = cores, .cores_a_cache = cores_a_cache};
   }
@@ -68,8 +68,8 @@ int climb(ThreadClimb& climb, const Program& program, int cores) {
 TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
   for (const auto& [cores, cores_a_cache, interval] :
        {std::tuple{16, 1, 3}, {16, 2, 1}, {16, 4, 3}, {68, 2, 3}, {16, 16, 1}}) {
-    SCOPED_TRACE(testing::Message() << cores << " cores, " << cores_a_cache << " a cache, interval " << interval);
-    const Machine machine(cores, cores_a_cache);
+    SCOPED_TRACE(::testing::Message() << cores << " cores, " << cores_a_cache << " a cache, interval " << interval);
+    const ClimbMachine machine(cores, cores_a_cache);
     const Program program = program_of(machine);
     CostTable costs;
     ThreadClimb first(program.network.graph, program.plan, machine, costs, interval);
@@ -98,7 +98,7 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
 }
 
 TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredSpread) {
-  const Machine machine(16, 2);
+  const ClimbMachine machine(16, 2);
   for (const bool pinned : {true, false}) {
     const Program program = program_of(machine);
     CostTable costs;
@@ -111,7 +111,7 @@ TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredSpread) {
 }
 
 TEST(ThreadClimb, WhereFewCasesAreToBeTriedTheShortestOfSeveralTimesCounts) {
-  const Machine machine(2, 2);
+  const ClimbMachine machine(2, 2);
   const Program program = program_of(machine);
   CostTable costs;
   ThreadClimb climb(program.network.graph, program.plan, machine, costs, 1);

@@ -10,7 +10,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr ModelInput kInput{.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
 

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(Cli, HelpTeaches) {
   const Outcome help = run("--help");
@@ -29,8 +29,9 @@ TEST_F(Cli, HelpTeaches) {
        {"train", "plan", "verify", "profile", "models", "policies", "devices", "place", "convolutions"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1),
-                testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
+    EXPECT_THAT(
+        outcome.out.substr(outcome.out.rfind("\nExample") + 1),
+        ::testing::AllOf(::testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
   }
 }
 
@@ -98,7 +99,7 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
   EXPECT_NEAR(done.at("loss"), std::log(10), 0.5) << "as of a guess, so early";
   EXPECT_GE(done.at("accuracy"), 0);
   EXPECT_LE(done.at("accuracy"), 1);
-  EXPECT_THAT(done.at("weights_sha256").get<std::string>(), testing::MatchesRegex("[0-9a-f]+"));
+  EXPECT_THAT(done.at("weights_sha256").get<std::string>(), ::testing::MatchesRegex("[0-9a-f]+"));
   EXPECT_EQ(done.at("weights_sha256").get<std::string>().size(), 64U);
 }
 
@@ -107,8 +108,8 @@ TEST_F(Cli, SaysWhenMeasuredTimesCannotBeKept) {
   ::setenv("PLIMSOLL_CACHE", path("file/cache").c_str(), 1);
   const Outcome outcome = run("train mlp --data digits --batch 16 --steps 2 --evaluate-every 0");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("plimsoll: measured "), HasSubstr(", for this run only: "),
-                                          testing::Not(HasSubstr("kept in"))));
+  EXPECT_THAT(outcome.err, ::testing::AllOf(HasSubstr("plimsoll: measured "), HasSubstr(", for this run only: "),
+                                            ::testing::Not(HasSubstr("kept in"))));
 }
 
 TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {
@@ -122,14 +123,14 @@ TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {
 
 TEST_F(Cli, ReportsInHtmlThatNeedsNothingElse) {
   ASSERT_EQ(run("plan lenet --batch 8 --memory 64MiB --report " + path("plan.html")).code, 0);
-  EXPECT_THAT(slurp(path("plan.html")), testing::AllOf(HasSubstr("lenet, batch 8"), HasSubstr("would do"),
-                                                       HasSubstr("</html>"), testing::Not(HasSubstr("http"))));
+  EXPECT_THAT(slurp(path("plan.html")), ::testing::AllOf(HasSubstr("lenet, batch 8"), HasSubstr("would do"),
+                                                         HasSubstr("</html>"), ::testing::Not(HasSubstr("http"))));
   ASSERT_EQ(run("train lenet --data digits --batch 16 --steps 3 --memory 64MiB --costs estimated --report " +
                 path("train.html"))
                 .code,
             0);
   EXPECT_THAT(slurp(path("train.html")),
-              testing::AllOf(HasSubstr("data digits"), HasSubstr("measured step time"), HasSubstr("accuracy")));
+              ::testing::AllOf(HasSubstr("data digits"), HasSubstr("measured step time"), HasSubstr("accuracy")));
   const Outcome nowhere = run("plan lenet --batch 8 --report " + path("absent/plan.html"));
   EXPECT_NE(nowhere.code, 0);
   EXPECT_THAT(nowhere.err, HasSubstr("absent"));
@@ -138,9 +139,9 @@ TEST_F(Cli, ReportsInHtmlThatNeedsNothingElse) {
 TEST_F(Cli, ExplainsATensorAnOpAndALayer) {
   const Outcome tensor = run("plan lenet --batch 8 --explain conv1.weight");
   EXPECT_EQ(tensor.code, 0) << tensor.err;
-  EXPECT_THAT(tensor.out, testing::AllOf(HasSubstr("tensor conv1.weight"), HasSubstr("read by")));
+  EXPECT_THAT(tensor.out, ::testing::AllOf(HasSubstr("tensor conv1.weight"), HasSubstr("read by")));
   EXPECT_THAT(run("plan lenet --batch 8 --explain conv1").out,
-              testing::AllOf(HasSubstr("layer conv1"), HasSubstr("the device offers")));
+              ::testing::AllOf(HasSubstr("layer conv1"), HasSubstr("the device offers")));
   const Outcome wrong = run("plan lenet --batch 8 --explain conv1.wieght");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("did you mean 'conv1.weight'?"));
@@ -160,7 +161,7 @@ TEST_F(Cli, ListsWhatThereIs) {
       names.push_back(line.at("name"));
       EXPECT_FALSE(line.at("description").get<std::string>().empty()) << names.back();
     }
-    EXPECT_THAT(names, testing::IsSupersetOf(some)) << command;
+    EXPECT_THAT(names, ::testing::IsSupersetOf(some)) << command;
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size()) << command << ": a name twice";
   }
 }
@@ -176,7 +177,7 @@ TEST_F(Cli, PlaceGivesOffsetsAndTellsImpossibleFromNotFound) {
   EXPECT_EQ(line["height"], 12);
   EXPECT_EQ(line["lower_bound"], 12);
   EXPECT_GE(line["seconds"], 0.0);
-  EXPECT_THAT(slurp(placed), testing::StartsWith("id,lower,upper,size,offset\nb1,0,3,4,"));
+  EXPECT_THAT(slurp(placed), ::testing::StartsWith("id,lower,upper,size,offset\nb1,0,3,4,"));
 
   outcome = run("place " + problem + " --capacity 11 --json - --output " + path("none.csv"));
   EXPECT_EQ(outcome.code, 3);

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // A chain forward and the same back: node i is read by the next, and by node 2n - 1 - i.
 json chain(int64_t n) {
@@ -152,7 +152,7 @@ TEST_F(CliCostGraph, WithoutABatchHasNoneToLower) {
       EXPECT_EQ(row.at("feasible"), false);
       const std::string suggestion = row.at("suggestion");
       EXPECT_THAT(suggestion, HasSubstr("raise --memory"));
-      EXPECT_THAT(suggestion, testing::Not(HasSubstr("--batch")));
+      EXPECT_THAT(suggestion, ::testing::Not(HasSubstr("--batch")));
     }
   }
 }

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
   const std::string flags =
@@ -187,8 +187,8 @@ TEST_F(Cli, ResumingWhatIsDoneSaysSo) {
   for (const char* more : {"", " --steps 3"}) {
     const Outcome outcome = run("train --evaluate-every 0 --resume " + path("c.safetensors") + more);
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("c.safetensors has done 5 steps already; raise --steps"),
-                                            testing::Not(HasSubstr("peak 0 B"))));
+    EXPECT_THAT(outcome.out, ::testing::AllOf(HasSubstr("c.safetensors has done 5 steps already; raise --steps"),
+                                              ::testing::Not(HasSubstr("peak 0 B"))));
   }
 }
 

@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr const char* kSmall = "gpt2:layers=1,width=32,heads=2,context=32,positions=32";
 
@@ -83,7 +83,7 @@ TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   const Outcome trained = train(std::string(kSmall) + " --data " + write_text() +
                                 " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB --log-csv " + path("log.csv"));
   ASSERT_EQ(trained.code, 0) << trained.err;
-  EXPECT_THAT(slurp(path("log.csv")), testing::ContainsRegex("\n1,[0-9]+,[0-9.]+,,[0-9.]+,,")) << "no accuracy";
+  EXPECT_THAT(slurp(path("log.csv")), ::testing::ContainsRegex("\n1,[0-9]+,[0-9.]+,,[0-9.]+,,")) << "no accuracy";
   std::vector<double> losses;
   for (const json& line : trained.lines()) {
     if (line["event"] != "step") continue;
@@ -156,7 +156,7 @@ TEST_F(Language, GivesTheSameBitsByRowsUnderEveryBudget) {
     for (const json& step : plan["steps"]) {
       if (step["kernel"].get<std::string>().starts_with("rows=")) kernels.insert(step["kernel"]);
     }
-    EXPECT_THAT(kernels, testing::ElementsAre("rows=2048"));
+    EXPECT_THAT(kernels, ::testing::ElementsAre("rows=2048"));
     const Outcome trained = train(model + memory + " --steps 2");
     ASSERT_EQ(trained.code, 0) << trained.err;
     const std::string found = last(trained, "done")["weights_sha256"];

@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using plimsoll::testing::MpiCli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class RanksCli : public MpiCli {
  protected:

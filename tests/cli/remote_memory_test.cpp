@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using plimsoll::testing::MpiCli;
 using plimsoll::testing::Outcome;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class RemoteMemoryCli : public MpiCli {
  protected:

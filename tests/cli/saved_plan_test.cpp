@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // The largest number of bytes that the stays of a saved plan cover in one step, counted in cells of 64 bytes.
 int64_t most_covered(const json& plan) {
@@ -136,12 +136,12 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
     if (verified != nullptr) {
       const Outcome outcome = run("verify " + path("changed.json"));
       EXPECT_EQ(outcome.code, 2) << place;
-      EXPECT_THAT(outcome.out + outcome.err,
-                  testing::AllOf(HasSubstr("changed.json"), HasSubstr(verified), testing::Not(HasSubstr("exception"))));
+      EXPECT_THAT(outcome.out + outcome.err, ::testing::AllOf(HasSubstr("changed.json"), HasSubstr(verified),
+                                                              ::testing::Not(HasSubstr("exception"))));
     }
     const Outcome outcome = run("train --steps 1 --costs estimated --plan " + path("changed.json"));
     EXPECT_EQ(outcome.code, 2) << place;
-    EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("changed.json"), HasSubstr(trained)));
+    EXPECT_THAT(outcome.err, ::testing::AllOf(HasSubstr("changed.json"), HasSubstr(trained)));
   }
   json without = plan;
   without.erase("request");

@@ -19,8 +19,8 @@ using nlohmann::json;
 using plimsoll::testing::bytes_needed;
 using plimsoll::testing::Outcome;
 using plimsoll::testing::write_png;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Trained : public plimsoll::testing::SmallTrainings {
  protected:
@@ -187,18 +187,19 @@ TEST_F(Trained, PredictNamesClassesAndGoesOnAfterWhatItCannotRead) {
     EXPECT_NEAR(sum, 1, 1e-6);
   }
   const std::string table = slurp(folder_ / "answers.csv");
-  EXPECT_THAT(table, testing::StartsWith("file,rank,class,name,probability\n"));
+  EXPECT_THAT(table, ::testing::StartsWith("file,rank,class,name,probability\n"));
   EXPECT_THAT(table, HasSubstr("sea.png,1,0,\"blue, dark\","));
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 10);
 
   const Outcome cut = run("predict --batch 1 --checkpoint " + path("c.safetensors") + " " + path("elsewhere") + " 2> " +
                           path("told") + " | head -1");
-  EXPECT_THAT(cut.out, testing::EndsWith("%\n"));
-  EXPECT_THAT(slurp(path("told")), testing::EndsWith("plimsoll: standard output was closed before all was written\n"));
+  EXPECT_THAT(cut.out, ::testing::EndsWith("%\n"));
+  EXPECT_THAT(slurp(path("told")),
+              ::testing::EndsWith("plimsoll: standard output was closed before all was written\n"));
 
   const Outcome text = run("predict --top 1 --checkpoint " + path("c.safetensors") + " " + path("rose.png"));
   EXPECT_EQ(text.code, 0) << text.err;
-  EXPECT_THAT(text.out, testing::MatchesRegex(".*rose.png: red [0-9.]+ %\n"));
+  EXPECT_THAT(text.out, ::testing::MatchesRegex(".*rose.png: red [0-9.]+ %\n"));
 
   // The same images to the evaluation: all right, and a folder that has other classes is refused.
   const Outcome same =
@@ -439,8 +440,8 @@ TEST_F(Trained, LogsALineAnEpochAndEventsForTensorBoard) {
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[0],
             "epoch,step,train_loss,train_accuracy,eval_loss,eval_accuracy,lr,seconds,images_per_second,gradient_norm");
-  EXPECT_THAT(rows[1], testing::StartsWith("1,22,"));
-  EXPECT_THAT(rows[3], testing::StartsWith("3,66,"));
+  EXPECT_THAT(rows[1], ::testing::StartsWith("1,22,"));
+  EXPECT_THAT(rows[3], ::testing::StartsWith("3,66,"));
   EXPECT_EQ(std::count(rows[3].begin(), rows[3].end(), ','), 9);
   size_t files = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(board)) {
@@ -476,7 +477,7 @@ TEST_F(Trained, EventsThatCannotBeWrittenEndNoTraining) {
   const Outcome full = run(train + "/dev/full");
   EXPECT_EQ(full.code, 4);
   EXPECT_THAT(full.err, HasSubstr("--json: writing failed: No space left on device\n"));
-  EXPECT_THAT(full.out, testing::Not(HasSubstr("epoch"))) << "this much is known before the first step";
+  EXPECT_THAT(full.out, ::testing::Not(HasSubstr("epoch"))) << "this much is known before the first step";
 }
 
 TEST_F(Trained, ATraceOrReportThatCannotBeWrittenLosesNothingElse) {
@@ -515,7 +516,7 @@ TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
   EXPECT_THAT(refusal(predict + " --json " + path("new") + " --csv " + path("new")), HasSubstr("name the same file"));
   EXPECT_THAT(refusal(predict + " --csv -"), HasSubstr("--csv -: standard output takes --json only"));
   EXPECT_THAT(refusal(predict + " --json /nowhere/x"),
-              testing::StartsWith("plimsoll: --json: cannot write '/nowhere/x'"));
+              ::testing::StartsWith("plimsoll: --json: cannot write '/nowhere/x'"));
   const std::string resume = "train --steps 4 --resume " + c;
   for (const char* flag : {" --log-csv ", " --json ", " --trace ", " --report "}) refusal(resume + flag + c);
   EXPECT_THAT(refusal("train lenet --steps 1 --json " + path("new") + " --log-csv " + path("new")),
@@ -545,7 +546,7 @@ TEST_F(Trained, ALossThatIsNotFiniteIsToldOnce) {
   const std::string told = "is not finite, and weights that follow";
   EXPECT_THAT(outcome.err, HasSubstr(told));
   EXPECT_EQ(outcome.err.find(told), outcome.err.rfind(told));
-  EXPECT_THAT(train("mlp --data digits --batch 64 --epochs 1 --evaluate-every 0").err, testing::Not(HasSubstr(told)));
+  EXPECT_THAT(train("mlp --data digits --batch 64 --epochs 1 --evaluate-every 0").err, ::testing::Not(HasSubstr(told)));
 }
 
 TEST_F(Trained, WhatIsRefusedLeavesAnEarlierResult) {
@@ -554,7 +555,7 @@ TEST_F(Trained, WhatIsRefusedLeavesAnEarlierResult) {
   EXPECT_EQ(run("plan nonet --json " + path("old.json")).code, 2);
   EXPECT_EQ(slurp(path("old.json")), "old");
   EXPECT_EQ(run("plan lenet --json " + path("old.json")).code, 0);
-  EXPECT_THAT(slurp(path("old.json")), testing::StartsWith("{"));
+  EXPECT_THAT(slurp(path("old.json")), ::testing::StartsWith("{"));
 }
 
 TEST_F(Trained, WeightsOfADamagedCheckpointAreRefused) {

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using plimsoll::testing::Cli;
 using plimsoll::testing::Outcome;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST_F(Cli, AsksForTheCheckpointThatIsToBeSavedEverySoManySteps) {
   const Outcome outcome = run("train mlp --data digits --steps 1 --checkpoint-every 1");
@@ -32,7 +32,7 @@ TEST_F(Cli, RefusesNumbersThatAreNone) {
     for (const char* value : {"nan", "inf", "-1", "1e400", "''", "1x", "-nan"}) {
       const Outcome outcome = run(std::string("train lenet ") + flag + " " + value);
       EXPECT_EQ(outcome.code, 2) << flag << " " << value;
-      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a number ")) << value;
+      EXPECT_THAT(outcome.err, ::testing::StartsWith(std::string("plimsoll: ") + flag + ": a number ")) << value;
       EXPECT_LT(outcome.err.size(), 120u);
     }
   }
@@ -40,7 +40,7 @@ TEST_F(Cli, RefusesNumbersThatAreNone) {
     for (const char* value : {"-1", "18446744073709551616", "1.5", "''", "nan"}) {
       const Outcome outcome = run(std::string("train lenet ") + flag + " " + value);
       EXPECT_EQ(outcome.code, 2) << flag << " " << value;
-      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a whole number from "))
+      EXPECT_THAT(outcome.err, ::testing::StartsWith(std::string("plimsoll: ") + flag + ": a whole number from "))
           << value;
       EXPECT_LT(outcome.err.size(), 140u);
     }
@@ -162,8 +162,8 @@ TEST_F(Cli, RefusesHugeImagesAndBatchesWithTheirShapes) {
     for (const char* command : {"plan ", "train --data synthetic:64 "}) {
       const Outcome outcome = run(std::string(command) + network + " --image-size 65536");
       EXPECT_EQ(outcome.code, 2) << command << network << outcome.err;
-      EXPECT_THAT(outcome.err, testing::AllOf(testing::ContainsRegex("op '.*x(65536x65536|4294967296)[: ]"),
-                                              HasSubstr("--image-size")));
+      EXPECT_THAT(outcome.err, ::testing::AllOf(::testing::ContainsRegex("op '.*x(65536x65536|4294967296)[: ]"),
+                                                HasSubstr("--image-size")));
     }
   }
   EXPECT_EQ(run("plan resnet18 --batch 1048576").code, 2);
@@ -231,8 +231,8 @@ TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
                                 "profile mlp --threads-list 1,4096", "train mlp --threads 4096 --inter-op 2"}) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 4) << arguments;
-    EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("threads were asked for, but the process may use"),
-                                            HasSubstr("lower --threads")));
+    EXPECT_THAT(outcome.err, ::testing::AllOf(HasSubstr("threads were asked for, but the process may use"),
+                                              HasSubstr("lower --threads")));
   }
   // A copy, since nobody may not enter every folder that a build can be in.
   fs::copy_file(PLIMSOLL_BINARY_DIR "/plimsoll", path("program"));
@@ -246,10 +246,11 @@ TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
                                   path("out") + " 2> " + path("err"))
                                      .c_str());
   EXPECT_EQ(WEXITSTATUS(status), 4);
-  EXPECT_THAT(slurp(path("err")),
-              testing::AllOf(testing::StartsWith("plimsoll: 40 threads are needed, but the system lets this process "
-                                                 "start only "),
-                             HasSubstr("ulimit -u")));
+  EXPECT_THAT(
+      slurp(path("err")),
+      ::testing::AllOf(::testing::StartsWith("plimsoll: 40 threads are needed, but the system lets this process "
+                                             "start only "),
+                       HasSubstr("ulimit -u")));
 }
 
 TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
@@ -264,8 +265,8 @@ TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
         "convolutions " + pipe, "train alexnet --data images:" + path("images")}) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
-    EXPECT_THAT(outcome.err, testing::AnyOf(HasSubstr(pipe + ": cannot read: it is a pipe, not a regular file"),
-                                            HasSubstr("dog/1.jpg: is no regular file but a pipe")))
+    EXPECT_THAT(outcome.err, ::testing::AnyOf(HasSubstr(pipe + ": cannot read: it is a pipe, not a regular file"),
+                                              HasSubstr("dog/1.jpg: is no regular file but a pipe")))
         << arguments;
   }
 }

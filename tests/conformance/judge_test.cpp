@@ -95,12 +95,12 @@ Outcome outcome(Fault fault, std::string kernel = "faulty") {
 }
 std::vector<std::string> verdict(Fault fault) { return outcome(fault).failures; }
 
-TEST(Judge, FindsNoFaultWhereThereIsNone) { EXPECT_THAT(verdict(Fault::none), testing::IsEmpty()); }
+TEST(Judge, FindsNoFaultWhereThereIsNone) { EXPECT_THAT(verdict(Fault::none), ::testing::IsEmpty()); }
 
 TEST(Judge, ARefusalIsAFaultUnlessCudnnMayRefuseWhatItOffered) {
-  EXPECT_THAT(verdict(Fault::refuses), testing::Contains(testing::HasSubstr("not with these strides")));
+  EXPECT_THAT(verdict(Fault::refuses), ::testing::Contains(::testing::HasSubstr("not with these strides")));
   for (const char* kernel : {"cudnn:fft", "own:direct@1+cudnn:fft@1"}) {
-    EXPECT_THAT(outcome(Fault::refuses, kernel).failures, testing::IsEmpty());
+    EXPECT_THAT(outcome(Fault::refuses, kernel).failures, ::testing::IsEmpty());
     EXPECT_TRUE(outcome(Fault::refuses, kernel).refused);
   }
   EXPECT_FALSE(outcome(Fault::none, "cudnn:fft").refused);
@@ -108,23 +108,23 @@ TEST(Judge, ARefusalIsAFaultUnlessCudnnMayRefuseWhatItOffered) {
 
 TEST(Judge, AllowsACudnnKernelTheRoundingOfItsKindAlsoAsAPart) {
   for (const char* kernel : {"cudnn:winograd", "own:direct@1+cudnn:implicit_gemm@1", "faulty"}) {
-    EXPECT_THAT(outcome(Fault::wrong_value, kernel).failures, testing::Not(testing::IsEmpty())) << kernel;
+    EXPECT_THAT(outcome(Fault::wrong_value, kernel).failures, ::testing::Not(::testing::IsEmpty())) << kernel;
   }
-  EXPECT_THAT(outcome(Fault::rounds, "faulty").failures, testing::Not(testing::IsEmpty()));
-  EXPECT_THAT(outcome(Fault::rounds, "own:direct@1+cudnn:implicit_gemm@1").failures, testing::IsEmpty());
-  EXPECT_THAT(outcome(Fault::rounds, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
-  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm").failures, testing::Not(testing::IsEmpty()));
-  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
-  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:fused_winograd_eng15").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds, "faulty").failures, ::testing::Not(::testing::IsEmpty()));
+  EXPECT_THAT(outcome(Fault::rounds, "own:direct@1+cudnn:implicit_gemm@1").failures, ::testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds, "cudnn:winograd_nonfused").failures, ::testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm").failures, ::testing::Not(::testing::IsEmpty()));
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:winograd_nonfused").failures, ::testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:fused_winograd_eng15").failures, ::testing::IsEmpty());
 }
 
 // Winograd's transforms amplify what the tensor cores round.
 TEST(Judge, AllowsTf32ItsRoundingAndWinogradWithTf32More) {
-  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm:tf32").failures, testing::IsEmpty());
-  EXPECT_THAT(outcome(Fault::rounds_much, "cudnn:winograd_nonfused:tf32").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm:tf32").failures, ::testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_much, "cudnn:winograd_nonfused:tf32").failures, ::testing::IsEmpty());
   for (const char* kernel : {"cudnn:implicit_gemm:tf32", "cudnn:winograd_nonfused",
                              "cudnn:winograd_nonfused@1+cudnn:implicit_gemm:tf32@1"}) {
-    EXPECT_THAT(outcome(Fault::rounds_much, kernel).failures, testing::Not(testing::IsEmpty())) << kernel;
+    EXPECT_THAT(outcome(Fault::rounds_much, kernel).failures, ::testing::Not(::testing::IsEmpty())) << kernel;
   }
 }
 
@@ -141,7 +141,7 @@ TEST(Judge, FindsEveryFault) {
       {Fault::understated_workspace, "needs 64 B of workspace but its spec said 0 B"},
   };
   for (const auto& [fault, words] : faults)
-    EXPECT_THAT(verdict(fault), testing::Contains(testing::HasSubstr(words))) << words;
+    EXPECT_THAT(verdict(fault), ::testing::Contains(::testing::HasSubstr(words))) << words;
 }
 
 }  // namespace

@@ -19,18 +19,14 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/lenet.h"
 
 namespace plimsoll {
 namespace {
 
 using testing::FakeDoor;
 using ::testing::HasSubstr;
-
-Program lenet(const Device& device, const CostTable& costs, bool exact) {
-  const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
-  auto result = compile_training(build_model("lenet", input), device, costs, {.policy = "liveness", .exact = exact});
-  return std::get<Program>(std::move(result));
-}
+using testing::lenet;
 
 // By kind of op: "Conv", "FullyConnected".
 std::set<std::string> kernels_of(const Program& program, std::string_view kind) {

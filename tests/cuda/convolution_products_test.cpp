@@ -34,9 +34,9 @@ enum class Pass { forward, data, weights };
 constexpr Pass kPasses[] = {Pass::forward, Pass::data, Pass::weights};
 
 // One op on memory of the device's, in one of the layouts.
-class Example {
+class ConvolutionExample {
  public:
-  Example(Pass pass, const Sizes& s, LayoutFamily family) : family_(family) {
+  ConvolutionExample(Pass pass, const Sizes& s, LayoutFamily family) : family_(family) {
     const int64_t p = s.padding, oh = (s.h + 2 * p - s.kernel) / s.stride + 1,
                   ow = (s.w + 2 * p - s.kernel) / s.stride + 1;
     Attributes attributes{{"padding", std::vector<int64_t>{p, p, p, p}},
@@ -98,7 +98,7 @@ TEST(CudaConvolutionProducts, AreOfferedBehindCudnnForKernelsOfOnePixelThatGoOve
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
   for (const Pass pass : kPasses) {
     for (const LayoutFamily family : kFamiliesHere) {
-      const Example one(pass, {.n = 3, .c = 6, .h = 4, .w = 5, .k = 8}, family);
+      const ConvolutionExample one(pass, {.n = 3, .c = 6, .h = 4, .w = 5, .k = 8}, family);
       EXPECT_THAT(one.specs(*device).at(0).name, ::testing::StartsWith("cudnn:"));
       const bool in_parts = pass == Pass::weights && family == LayoutFamily::plain;
       EXPECT_THAT(one.products(*device), Contains(in_parts ? "cublaslt_in_parts" : "cublaslt"));
@@ -117,7 +117,7 @@ TEST(CudaConvolutionProducts, AreOfferedBehindCudnnForKernelsOfOnePixelThatGoOve
                                  Sizes{.n = 3, .c = 6, .h = 1, .w = 1, .k = 8, .stride = 2, .padding = 1},
                                  Sizes{.n = 3, .c = 6, .h = 4, .w = 5, .k = 8, .padding = 1},
                                  Sizes{.n = 3, .c = 6, .h = 4, .w = 5, .k = 8, .groups = 2}}) {
-        Example example(pass, other, family);
+        ConvolutionExample example(pass, other, family);
         EXPECT_THAT(example.products(*device), IsEmpty());
         EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { example.make(*device, "cublaslt"); }),
                     HasSubstr("CUDA has no kernel 'cublaslt' for it"));
@@ -135,7 +135,7 @@ TEST(CudaConvolutionProducts, GiveWhatCudnnGives) {
             Sizes{.n = 2, .c = 5, .h = 3, .w = 3, .k = 7, .bias = true, .relu = true},
             Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .bias = true},
             Sizes{.n = 2, .c = 4, .h = 1, .w = 3, .k = 8, .relu = true}}) {
-        Example example(pass, sizes, family);
+        ConvolutionExample example(pass, sizes, family);
         const auto as_expected =
             ::testing::Pointwise(::testing::FloatNear(1e-4F), example.run(*device, "cudnn:implicit_gemm"));
         const std::vector<std::string> names = example.products(*device);
@@ -155,7 +155,7 @@ TEST(CudaConvolutionProducts, InPartsTakeSumsOf64MiBAndTheImagesThatAreLeft) {
   constexpr int64_t kChannels = 2048;
   for (const LayoutFamily family : kFamiliesHere) {
     for (const int64_t images : {9, 10}) {
-      Example example(Pass::weights, {.n = images, .c = kChannels, .h = 1, .w = 1, .k = kChannels}, family);
+      ConvolutionExample example(Pass::weights, {.n = images, .c = kChannels, .h = 1, .w = 1, .k = kChannels}, family);
       for (const KernelSpec& spec : example.specs(*device)) {
         if (!spec.name.starts_with("cublaslt_in_parts")) continue;
         EXPECT_GT(spec.workspace, 16_MiB);
@@ -184,7 +184,7 @@ TEST(CudaConvolutionProducts, InPartsAddAnyNumberOfThem) {
   const auto device = cuda::open_behind(door, "cuda:0", false);
   for (const LayoutFamily family : kFamiliesHere) {
     for (const int64_t images : {64, 65, 130, 1100}) {
-      Example example(Pass::weights, {.n = images, .c = 5, .h = 2, .w = 1, .k = 3, .bias = true}, family);
+      ConvolutionExample example(Pass::weights, {.n = images, .c = 5, .h = 2, .w = 1, .k = 3, .bias = true}, family);
       const auto as_expected =
           ::testing::Pointwise(::testing::FloatNear(1e-3F), example.run(*device, "cudnn:implicit_gemm"));
       for (const std::string& name : example.products(*device)) {
@@ -197,11 +197,11 @@ TEST(CudaConvolutionProducts, InPartsAddAnyNumberOfThem) {
 TEST(CudaConvolutionProducts, WholeWeightGradientsDivideKChannelsLast) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
   const Sizes sizes{.n = 8, .c = 8, .h = 8, .w = 8, .k = 16};
-  EXPECT_THAT(Example(Pass::weights, sizes, LayoutFamily::channels_last).products(*device),
+  EXPECT_THAT(ConvolutionExample(Pass::weights, sizes, LayoutFamily::channels_last).products(*device),
               ::testing::ElementsAre("cublaslt", "cublaslt:algo21_tile18_stages15",
                                      "cublaslt:algo21_tile18_stages15_splitk2_reduction2", "cublaslt_in_parts",
                                      "cublaslt_in_parts:algo21_tile18_stages15"));
-  EXPECT_THAT(Example(Pass::weights, sizes, LayoutFamily::plain).products(*device),
+  EXPECT_THAT(ConvolutionExample(Pass::weights, sizes, LayoutFamily::plain).products(*device),
               ::testing::ElementsAre("cublaslt_in_parts", "cublaslt_in_parts:algo21_tile18_stages15"));
 }
 
@@ -209,7 +209,7 @@ TEST(CudaConvolutionProducts, AnAlgorithmThatRefusesToRunIsNotOfferedAgain) {
   for (const LayoutFamily family : kFamiliesHere) {
     const auto door = std::make_shared<FakeDoor>();
     const auto device = cuda::open_behind(door, "cuda:0", false);
-    Example example(Pass::weights, {.n = 2, .c = 8, .h = 2, .w = 2, .k = 16}, family);
+    ConvolutionExample example(Pass::weights, {.n = 2, .c = 8, .h = 2, .w = 2, .k = 16}, family);
     const std::string name = "cublaslt_in_parts:algo21_tile18_stages15";
     EXPECT_THAT(example.products(*device), Contains(name));
     door->cublas().answer("cublasLtMatmul", 15, "algo21_tile18_stages15");

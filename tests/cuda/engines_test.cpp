@@ -15,6 +15,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/lenet.h"
 #include "tests/cuda/run_kernel.h"
 #include "tests/support/error_text.h"
 #include "tests/support/write_inputs.h"
@@ -29,6 +30,7 @@ using testing::error_text;
 using testing::FakeCudnn;
 using testing::FakeDoor;
 using ::testing::HasSubstr;
+using testing::lenet;
 using ::testing::Not;
 
 std::vector<std::string> kernels_of(const Device& device, const Graph& graph, OpId op) {
@@ -38,9 +40,9 @@ std::vector<std::string> kernels_of(const Device& device, const Graph& graph, Op
 }
 
 // A convolution, with bias and ReLU where that is asked for, and its kernel on memory of the device's.
-class Example {
+class EngineExample {
  public:
-  explicit Example(bool bias, Shape padding = {1, 1, 1, 1}) {
+  explicit EngineExample(bool bias, Shape padding = {1, 1, 1, 1}) {
     std::vector<TensorId> inputs = {graph_.add_source("x", {2, 4, 8, 8}, DType::f32, Role::input),
                                     graph_.add_source("w", {4, 4, 3, 3}, DType::f32, Role::parameter)};
     if (bias) inputs.push_back(graph_.add_source("b", {4}, DType::f32, Role::parameter));
@@ -77,7 +79,7 @@ FakeCudnn::FakeEngine engine(int64_t number, bool tensor_cores = false) {
 
 TEST(CudaEngines, AreOfferedBehindTheFixedFunctionsByTheirNumbersAndKnobs) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  const std::vector<KernelSpec> specs = Example(false).specs(*device);
+  const std::vector<KernelSpec> specs = EngineExample(false).specs(*device);
   std::vector<std::string> names;
   for (const KernelSpec& spec : specs) names.push_back(spec.name);
   EXPECT_THAT(names, ElementsAre("cudnn:fft", "cudnn:implicit_precomp_gemm", "cudnn:implicit_gemm", "cudnn:eng70_k2=4",
@@ -149,7 +151,7 @@ TEST(CudaEngines, AreTheBestTenOfEachPrecision) {
       if (i % 2 == 0) expected.push_back(fmt::format("cudnn:eng{}", i));
       if (i % 2 == 1 && tf32) expected.push_back(fmt::format("cudnn:eng{}:tf32", i));
     }
-    EXPECT_EQ(Example(false).engines(*device), expected);
+    EXPECT_EQ(EngineExample(false).engines(*device), expected);
   }
 }
 
@@ -161,7 +163,7 @@ TEST(CudaEngines, ThatAreRefusedOrNamedTwiceLeaveTheirPlacesToOthers) {
   door->cudnn().answer("cudnnBackendFinalize(EXECUTION_PLAN)", 3007, "eng4");
   door->cudnn().asks_for("eng5", UINT64_MAX);
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  EXPECT_THAT(Example(false).engines(*device),
+  EXPECT_THAT(EngineExample(false).engines(*device),
               ElementsAre("cudnn:eng3", "cudnn:eng6", "cudnn:eng10", "cudnn:eng11", "cudnn:eng12", "cudnn:eng13",
                           "cudnn:eng14", "cudnn:eng15", "cudnn:eng16", "cudnn:eng17"));
 }
@@ -173,7 +175,7 @@ TEST(CudaEngines, ThatCompileOrRoundToLessThanTf32AreNoChoice) {
   rounds.configuration.less_than_tf32 = true;
   door->cudnn().engines = {compiles, rounds, plain};
   const auto device = cuda::open_behind(door, "cuda:0", true);
-  EXPECT_THAT(Example(false).engines(*device), ElementsAre("cudnn:eng3"));
+  EXPECT_THAT(EngineExample(false).engines(*device), ElementsAre("cudnn:eng3"));
   EXPECT_THAT(door->cudnn().planned(), ElementsAre("eng3"));
 }
 
@@ -181,13 +183,13 @@ TEST(CudaEngines, FallbackHeuristicsAreAskedWhereTheOthersHaveNoneOfFullPrecisio
   const auto door = std::make_shared<FakeDoor>();
   door->cudnn().engines = {engine(7, true)};
   const auto device = cuda::open_behind(door, "cuda:0", true);
-  EXPECT_THAT(Example(false).engines(*device), ElementsAre("cudnn:eng7:tf32", "cudnn:eng1"));
+  EXPECT_THAT(EngineExample(false).engines(*device), ElementsAre("cudnn:eng7:tf32", "cudnn:eng1"));
 }
 
 TEST(CudaEngines, OfTheFusedGraphAddTheBiasAndEndWithReluInOneOperation) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", true);
-  const Example example(true);
+  const EngineExample example(true);
   EXPECT_THAT(example.engines(*device), ElementsAre("cudnn:fused_eng51_k2=1_k13=0:tf32", "cudnn:fused_eng44_k2=4_k18=0",
                                                     "cudnn:eng67_k2=5_k12=-1:tf32", "cudnn:eng70_k2=4",
                                                     "cudnn:nondeterministic_eng25_k2=2", "cudnn:winograd_eng12"));
@@ -204,14 +206,15 @@ TEST(CudaEngines, OfTheFusedGraphAddTheBiasAndEndWithReluInOneOperation) {
   EXPECT_EQ(calls("cudnnBackendExecute"), 2);
   EXPECT_EQ(calls("cudaLaunchKernel"), launches + 1);
   EXPECT_THAT(example.run(*device, "cudnn:fused_eng44_k2=4_k18=0@1*2"), as_expected);
-  EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { Example(false).run(*device, "cudnn:fused_eng44_k2=4_k18=0"); }),
-              HasSubstr("CUDA has no kernel 'cudnn:fused_eng44_k2=4_k18=0' for it"));
+  EXPECT_THAT(
+      error_text(ErrorCode::unsupported, [&] { EngineExample(false).run(*device, "cudnn:fused_eng44_k2=4_k18=0"); }),
+      HasSubstr("CUDA has no kernel 'cudnn:fused_eng44_k2=4_k18=0' for it"));
 }
 
 TEST(CudaEngines, TakePaddingThatDiffersBetweenTwoSides) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  const Example example(true, {0, 2, 2, 0});
+  const EngineExample example(true, {0, 2, 2, 0});
   std::vector<std::string> names;
   for (const KernelSpec& spec : example.specs(*device)) names.push_back(spec.name);
   EXPECT_THAT(names, Contains("cudnn:fused_eng44_k2=4_k18=0"));
@@ -247,7 +250,7 @@ TEST(CudaEngines, TakeImagesWithDepthWhichAreOursWhereThereAreNone) {
 TEST(CudaEngines, OnlyDeterministicOnesOfFullPrecisionAreExact) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
   std::map<std::string, bool> exact;
-  for (const KernelSpec& spec : Example(true).specs(*device)) {
+  for (const KernelSpec& spec : EngineExample(true).specs(*device)) {
     exact[spec.name] = spec.exact;
     // Left out by the rule of its own that leaves out all of Winograd's.
     EXPECT_EQ(spec.algorithm == Algorithm::winograd, spec.name == "cudnn:winograd_eng12") << spec.name;
@@ -275,11 +278,6 @@ CostTable liking(const Device& device, const Graph& graph, std::string_view part
   return table;
 }
 
-Program lenet(const Device& device, const CostTable& costs, bool exact) {
-  const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
-  auto result = compile_training(build_model("lenet", input), device, costs, {.policy = "liveness", .exact = exact});
-  return std::get<Program>(std::move(result));
-}
 Program lenet_by(const Device& device, std::string_view part, bool exact = false) {
   return lenet(device, liking(device, lenet(device, CostTable(), false).network.graph, part), exact);
 }
@@ -364,7 +362,7 @@ TEST(CudaEngines, ThatAreOthersInThisCudnnAreRefusedByNameBeforeTheyRun) {
     const auto door = std::make_shared<FakeDoor>();
     change(door->cudnn().engines);
     const auto device = cuda::open_behind(door, "cuda:0", tf32);
-    const std::string text = error_text(ErrorCode::unsupported, [&] { Example(false).run(*device, kernel); });
+    const std::string text = error_text(ErrorCode::unsupported, [&] { EngineExample(false).run(*device, kernel); });
     EXPECT_FALSE(door->calls().contains("cudnnBackendExecute"));
     return text;
   };

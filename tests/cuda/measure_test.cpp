@@ -16,10 +16,10 @@ namespace {
 using testing::FakeDoor;
 using ::testing::HasSubstr;
 
-struct Example {
+struct MeasureExample {
   Graph graph;
   OpId conv;
-  Example() {
+  MeasureExample() {
     const TensorId x = graph.add_source("x", {2, 4, 6, 6}, DType::f32, Role::input);
     const TensorId w = graph.add_source("w", {4, 4, 3, 3}, DType::f32, Role::parameter);
     conv = graph.add_op("ConvForward", "conv", "conv", {x, w}, {{"padding", std::vector<int64_t>{1, 1, 1, 1}}});
@@ -34,7 +34,7 @@ struct Example {
 };
 
 TEST(CudaMeasure, WhatAFirstRunLoadsDoesNotCount) {
-  const Example e;
+  const MeasureExample e;
   const auto door = std::make_shared<FakeDoor>();
   door->loads_for(300);
   door->takes("fft", 4);
@@ -53,7 +53,7 @@ TEST(CudaMeasure, WhatAFirstRunLoadsDoesNotCount) {
 }
 
 TEST(CudaMeasure, TheCacheIsEmptiedBeforeEachRun) {
-  const Example e;
+  const MeasureExample e;
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   const KernelSpec spec = device->kernels(e.graph, e.graph.op(e.conv), LayoutFamily::plain).at(0);
@@ -74,7 +74,7 @@ TEST(CudaMeasure, TheCacheIsEmptiedBeforeEachRun) {
 }
 
 TEST(CudaMeasure, AKernelThatFailsIsNeverTheFastestAndTheOthersAreMeasured) {
-  const Example e;
+  const MeasureExample e;
   const auto door = std::make_shared<FakeDoor>();
   door->fail("cudnnConvolutionForward", 1);  // the first that is measured: fft
   const auto device = cuda::open_behind(door, "cuda:0", false);
@@ -87,7 +87,7 @@ TEST(CudaMeasure, AKernelThatFailsIsNeverTheFastestAndTheOthersAreMeasured) {
 }
 
 TEST(CudaMeasure, AKernelThatRefusesIsNeverTheFastestAndNotOfferedAgain) {
-  const Example e;
+  const MeasureExample e;
   const auto door = std::make_shared<FakeDoor>();
   door->refuse("fft");
   const auto device = cuda::open_behind(door, "cuda:0", false);
@@ -100,7 +100,7 @@ TEST(CudaMeasure, AKernelThatRefusesIsNeverTheFastestAndNotOfferedAgain) {
 }
 
 TEST(CudaMeasure, AFailureThatEndsAllWorkIsToldByTheCallThatFailedFirst) {
-  const Example e;
+  const MeasureExample e;
   const auto door = std::make_shared<FakeDoor>();
   door->fail("cudnnConvolutionForward", 2, true);
   const auto device = cuda::open_behind(door, "cuda:0", false);

@@ -25,18 +25,18 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // An op on memory of the device's, with inputs that are the same for every kernel.
-class Example {
+class ProductExample {
  public:
   // A weight gradient of few tiles: K is the batch.
-  static Example weights(int64_t batch = 2048) {
-    Example e;
+  static ProductExample weights(int64_t batch = 2048) {
+    ProductExample e;
     const TensorId a = e.graph_.add_source("x", {batch, 8}, DType::f32, Role::activation);
     const TensorId b = e.graph_.add_source("dy", {batch, 12}, DType::f32, Role::activation);
     e.op_ = e.graph_.add_op("MatMul", "weights", "layer", {a, b}, {{"transpose_a", int64_t{1}}});
     return e;
   }
-  static Example layer() {
-    Example e;
+  static ProductExample layer() {
+    ProductExample e;
     const TensorId x = e.graph_.add_source("x", {6, 20}, DType::f32, Role::activation);
     const TensorId w = e.graph_.add_source("w", {12, 20}, DType::f32, Role::parameter);
     const TensorId b = e.graph_.add_source("b", {12}, DType::f32, Role::parameter);
@@ -68,12 +68,12 @@ constexpr const char* kFurther = "cublaslt:algo21_tile18_stages15";
 TEST(CudaProducts, AreOfferedBehindTheBestGuessWhichIsNotNamedTwice) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  EXPECT_THAT(Example::layer().names(*device), ElementsAre("cublaslt", "cublaslt:no_workspace", kFurther));
-  EXPECT_THAT(Example::weights(300).names(*device), ElementsAre("cublaslt", kFurther));
+  EXPECT_THAT(ProductExample::layer().names(*device), ElementsAre("cublaslt", "cublaslt:no_workspace", kFurther));
+  EXPECT_THAT(ProductExample::weights(300).names(*device), ElementsAre("cublaslt", kFurther));
   const auto rounds = cuda::open_behind(door, "cuda:0", true);
-  EXPECT_THAT(Example::weights(300).names(*rounds),
+  EXPECT_THAT(ProductExample::weights(300).names(*rounds),
               ElementsAre("cublaslt:tf32", std::string(kFurther) + ":tf32", "cublaslt", kFurther));
-  for (const KernelSpec& spec : Example::weights(300).specs(*rounds))
+  for (const KernelSpec& spec : ProductExample::weights(300).specs(*rounds))
     EXPECT_EQ(spec.exact, !spec.name.ends_with(":tf32")) << spec.name;
 }
 
@@ -81,14 +81,15 @@ TEST(CudaProducts, DivideKWhereTheOutputHasFewTiles) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   const std::string divided = std::string(kFurther) + "_splitk";
-  EXPECT_THAT(Example::weights(1024).names(*device), ElementsAre("cublaslt", kFurther, divided + "2_reduction2",
-                                                                 divided + "3_reduction2", divided + "4_reduction2"));
-  for (const KernelSpec& spec : Example::weights(1024).specs(*device)) {
+  EXPECT_THAT(
+      ProductExample::weights(1024).names(*device),
+      ElementsAre("cublaslt", kFurther, divided + "2_reduction2", divided + "3_reduction2", divided + "4_reduction2"));
+  for (const KernelSpec& spec : ProductExample::weights(1024).specs(*device)) {
     EXPECT_TRUE(spec.exact) << spec.name;
     if (!spec.name.ends_with("splitk4_reduction2")) continue;
     EXPECT_EQ(spec.workspace, 1536_B);
   }
-  EXPECT_THAT(Example::weights(511).names(*device), ElementsAre("cublaslt", kFurther));
+  EXPECT_THAT(ProductExample::weights(511).names(*device), ElementsAre("cublaslt", kFurther));
   Graph graph;  // 324 tiles for 132 processors
   const TensorId a = graph.add_source("a", {2048, 2304}, DType::f32, Role::activation);
   const OpId op = graph.add_op("MatMul", "square", "square", {a, a}, {{"transpose_a", int64_t{1}}});
@@ -110,21 +111,22 @@ TEST(CudaProducts, AreTheFirstEightWithoutThoseNamedTwice) {
   door->cublas().guesses.clear();
   for (const int i : {1, 2, 2, 1, 3, 4, 5, 6, 7, 8}) door->cublas().guesses.push_back({.algorithm = i});
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  EXPECT_THAT(Example::weights(300).names(*device), ElementsAre("cublaslt", "cublaslt:algo2", "cublaslt:algo3",
-                                                                "cublaslt:algo4", "cublaslt:algo5", "cublaslt:algo6"));
+  EXPECT_THAT(ProductExample::weights(300).names(*device),
+              ElementsAre("cublaslt", "cublaslt:algo2", "cublaslt:algo3", "cublaslt:algo4", "cublaslt:algo5",
+                          "cublaslt:algo6"));
 }
 
 TEST(CudaProducts, AreListedOnceForAProduct) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  for (int i = 0; i < 3; ++i) Example::weights().names(*device);
+  for (int i = 0; i < 3; ++i) ProductExample::weights().names(*device);
   EXPECT_EQ(door->calls().at("cublasLtMatmulAlgoGetHeuristic"), 1);
 }
 
 TEST(CudaProducts, AreMadeAgainFromTheirNamesAndGiveTheSame) {
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", true);
-  for (const Example& example : {Example::weights(), Example::layer()}) {
+  for (const ProductExample& example : {ProductExample::weights(), ProductExample::layer()}) {
     const std::vector<float> expected = example.run(*device, "cublaslt");
     EXPECT_THAT(expected, Contains(::testing::Gt(1.0F)));
     const std::vector<std::string> names = example.names(*device);
@@ -132,14 +134,14 @@ TEST(CudaProducts, AreMadeAgainFromTheirNamesAndGiveTheSame) {
     for (const std::string& name : names)
       EXPECT_THAT(example.run(*other, name), ::testing::Pointwise(::testing::FloatNear(1e-4F), expected)) << name;
   }
-  const Example layer = Example::layer();
+  const ProductExample layer = ProductExample::layer();
   EXPECT_THAT(layer.run(*device, std::string(kFurther) + "@4+cublaslt@2"),
               ::testing::Pointwise(::testing::FloatNear(1e-4F), layer.run(*device, "cublaslt")));
 }
 
 TEST(CudaProducts, OfNoNameOfOursOrOfTensorCoresThatWereNotAskedForAreRefused) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  for (const Example& example : {Example::weights(), Example::layer()}) {
+  for (const ProductExample& example : {ProductExample::weights(), ProductExample::layer()}) {
     for (const char* name : {"cublaslt:", "cublaslt:algo", "cublaslt:algo1_tile", "cublasltalgo1", "cudnn:algo1",
                              "cublaslt:algo21_tile18_stages15:tf32", "cublaslt:tf32"}) {
       EXPECT_THAT(error_text(ErrorCode::unsupported, [&] { device->make_kernel(example.graph(), example.op(), name); }),
@@ -155,16 +157,16 @@ TEST_P(OfOneProduct, InListingLeavesOutThisOne) {
   const auto door = std::make_shared<FakeDoor>();
   door->cublas().answer("cublasLtMatmulAlgoCheck", GetParam(), "algo21_tile18_stages15");
   const auto device = cuda::open_behind(door, "cuda:0", false);
-  EXPECT_THAT(Example::weights(512).names(*device),
+  EXPECT_THAT(ProductExample::weights(512).names(*device),
               ElementsAre("cublaslt", std::string(kFurther) + "_splitk2_reduction2"));
   const auto other = std::make_shared<FakeDoor>();
   other->cublas().answer("cublasLtMatmulAlgoGetHeuristic", GetParam());
-  EXPECT_THAT(Example::weights().names(*cuda::open_behind(other, "cuda:0", false)), ElementsAre("cublaslt"));
+  EXPECT_THAT(ProductExample::weights().names(*cuda::open_behind(other, "cuda:0", false)), ElementsAre("cublaslt"));
 }
 
 TEST_P(OfOneProduct, WhenItIsMadeOrRunRefusesThisOneAndItIsNotOfferedAgain) {
   for (const char* call : {"cublasLtMatmulAlgoCheck", "cublasLtMatmul"}) {
-    for (const Example& example : {Example::weights(), Example::layer()}) {
+    for (const ProductExample& example : {ProductExample::weights(), ProductExample::layer()}) {
       const auto door = std::make_shared<FakeDoor>();
       const auto device = cuda::open_behind(door, "cuda:0", false);
       ASSERT_THAT(example.names(*device), Contains(kFurther));
@@ -183,7 +185,7 @@ TEST_P(OfOneProduct, InMeasuringIsNeverTheFastest) {
   door->cublas().answer("cublasLtMatmul", GetParam(), "algo21_tile18_stages15");
   const auto device = cuda::open_behind(door, "cuda:0", false);
   CostTable table;
-  measure_costs(Example::weights(300).graph(), *device, table);
+  measure_costs(ProductExample::weights(300).graph(), *device, table);
   int refused = 0, measured = 0;
   for (const auto& [key, cost] : table.entries()) {
     refused += key.kernel == kFurther && cost.time_ms > 1000;
@@ -201,17 +203,18 @@ TEST(CudaProducts, WhatElseCublasSaysEndsTheProgram) {
       const auto door = std::make_shared<FakeDoor>();
       door->cublas().answer(call, status);
       const auto device = cuda::open_behind(door, "cuda:0", false);
-      EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { Example::weights().names(*device); }), HasSubstr(call));
+      EXPECT_THAT(error_text(ErrorCode::device_failure, [&] { ProductExample::weights().names(*device); }),
+                  HasSubstr(call));
     }
     const auto door = std::make_shared<FakeDoor>();
     door->cublas().answer("cublasLtMatmul", status);
     const auto device = cuda::open_behind(door, "cuda:0", false);
-    error_text(ErrorCode::device_failure, [&] { Example::weights().run(*device, kFurther); });
+    error_text(ErrorCode::device_failure, [&] { ProductExample::weights().run(*device, kFurther); });
   }
 }
 
 TEST(CudaProducts, ThatOneFailedIsTheDevicesFailureWhereTheQueueDoesNotGoOn) {
-  const Example example = Example::weights();
+  const ProductExample example = ProductExample::weights();
   const auto door = std::make_shared<FakeDoor>();
   const auto device = cuda::open_behind(door, "cuda:0", false);
   const auto made = device->make_kernel(example.graph(), example.op(), kFurther);
@@ -224,7 +227,7 @@ TEST(CudaProducts, ThatOneFailedIsTheDevicesFailureWhereTheQueueDoesNotGoOn) {
 
 TEST(CudaProducts, AConfigurationThatAsksForMoreThanItMayIsRefused) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  const Example example = Example::weights();
+  const ProductExample example = ProductExample::weights();
   EXPECT_THAT(error_text(ErrorCode::unsupported,
                          [&] { example.run(*device, std::string(kFurther) + "_splitk100000_reduction2"); }),
               HasSubstr("it asks for 38400000 bytes of workspace"));

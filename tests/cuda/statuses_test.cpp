@@ -14,6 +14,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/cuda/lenet.h"
 #include "tests/support/error_text.h"
 #include "train/session.h"
 
@@ -24,6 +25,7 @@ using ::testing::Contains;
 using testing::error_text;
 using testing::FakeDoor;
 using ::testing::HasSubstr;
+using testing::lenet;
 using ::testing::Not;
 
 // Of the algorithm: what was asked, no kernel, a part of cuDNN missing, something that went wrong within, or on the GPU.
@@ -39,10 +41,10 @@ struct Way {
 constexpr Way kWays[] = {{"fft", "cudnnGetConvolution", "cudnnConvolution"},
                          {"eng70_k2=4", "cudnnBackendFinalize(EXECUTION_PLAN)", "cudnnBackendExecute"}};
 
-struct Example {
+struct StatusExample {
   Graph graph;
   OpId ops[3];
-  Example() {
+  StatusExample() {
     const TensorId x = graph.add_source("x", {2, 4, 16, 16}, DType::f32, Role::input);
     const TensorId w = graph.add_source("w", {4, 4, 3, 3}, DType::f32, Role::parameter);
     const Attributes padded{{"padding", std::vector<int64_t>{1, 1, 1, 1}}};
@@ -83,7 +85,7 @@ class CudnnStatuses : public ::testing::TestWithParam<int> {
     return made;
   }
 
-  const Example example_;
+  const StatusExample example_;
   const std::shared_ptr<FakeDoor> door_ = std::make_shared<FakeDoor>();
   const std::unique_ptr<Device> device_ = cuda::open_behind(door_, "cuda:0", false);
   std::unique_ptr<Arena> arena_;
@@ -169,13 +171,6 @@ TEST_P(OfOneAlgorithm, InMeasuringLeavesTheOthersToBeMeasured) {
   }
   for (const Way& way : kWays) EXPECT_EQ(refused[way.kernel()], 6) << "three directions in two layouts";
   for (const char* other : {"cudnn:implicit_gemm", "cudnn:winograd_eng12"}) EXPECT_EQ(measured[other], 6) << other;
-}
-
-Program lenet(const Device& device) {
-  const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
-  auto result =
-      compile_training(build_model("lenet", input), device, CostTable(), {.policy = "liveness", .exact = true});
-  return std::get<Program>(std::move(result));
 }
 
 TEST_P(OfOneAlgorithm, InRehearsalIsPlannedWithout) {

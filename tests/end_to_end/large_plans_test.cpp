@@ -15,7 +15,7 @@ struct Large {
   int64_t batch;
 };
 
-class LargePlans : public testing::TestWithParam<Large> {};
+class LargePlans : public ::testing::TestWithParam<Large> {};
 
 TEST_P(LargePlans, FitTwelveGibibytes) {
   const auto device = open_device("h100", 1);
@@ -31,9 +31,9 @@ TEST_P(LargePlans, FitTwelveGibibytes) {
 
 // Twice the batches of SuperNeurons' Table 5, and 2498 layers, where its Table 4 has 1920.
 INSTANTIATE_TEST_SUITE_P(Networks, LargePlans,
-                         testing::Values(Large{"alexnet", 3584}, Large{"vgg16", 448}, Large{"inception4", 480},
-                                         Large{"resnet50", 768}, Large{"resnet101", 512}, Large{"resnet152", 352},
-                                         Large{"resnet:6-32-788-6", 16}),
+                         ::testing::Values(Large{"alexnet", 3584}, Large{"vgg16", 448}, Large{"inception4", 480},
+                                           Large{"resnet50", 768}, Large{"resnet101", 512}, Large{"resnet152", 352},
+                                           Large{"resnet:6-32-788-6", 16}),
                          [](const auto& info) {
                            return std::string(info.param.model).substr(0, std::string(info.param.model).find(':'));
                          });

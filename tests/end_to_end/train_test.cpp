@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TrainOptions small_run(const std::string& model = "resnet20") {
+TrainOptions small_training(const std::string& model = "resnet20") {
   TrainOptions options = testing::short_training(model);
   options.batch = 16;
   options.policy = "liveness";
@@ -25,12 +25,12 @@ TrainOptions small_run(const std::string& model = "resnet20") {
   return options;
 }
 
-class Folder {
+class TrainFolder {
  public:
-  Folder() : path_(fs::temp_directory_path() / ("plimsoll_train_" + std::to_string(::getpid()))) {
+  TrainFolder() : path_(fs::temp_directory_path() / ("plimsoll_train_" + std::to_string(::getpid()))) {
     fs::create_directories(path_);
   }
-  ~Folder() { fs::remove_all(path_); }
+  ~TrainFolder() { fs::remove_all(path_); }
   fs::path operator/(const char* name) const { return path_ / name; }
 
  private:
@@ -38,7 +38,7 @@ class Folder {
 };
 
 TEST(Train, GivesTheSameWeightsWhateverThePolicyAndTheRun) {
-  TrainOptions options = small_run();
+  TrainOptions options = small_training();
   const std::string liveness = testing::run_training(options).weights_sha256;
   EXPECT_EQ(testing::run_training(options).weights_sha256, liveness);
   options.policy = "baseline";
@@ -50,7 +50,7 @@ TEST(Train, GivesTheSameWeightsWhateverThePolicyAndTheRun) {
 
 TEST(Train, ReadsNothingThatThePlanCallsDead) {
   for (const char* model : {"resnet20", "lenet", "mlp"}) {
-    TrainOptions options = small_run(model);
+    TrainOptions options = small_training(model);
     options.steps = 5;
     const std::string plain = testing::run_training(options).weights_sha256;
     options.check_memory = true;
@@ -61,7 +61,7 @@ TEST(Train, ReadsNothingThatThePlanCallsDead) {
 // What is measured is what kernels use: under baseline less than what the plan holds.
 TEST(Train, PeaksAtTheByteThatWasPredicted) {
   for (const char* policy : {"baseline", "liveness", "auto"}) {
-    TrainOptions options = small_run();
+    TrainOptions options = small_training();
     options.policy = policy;
     options.steps = 2;
     Bytes predicted;
@@ -78,8 +78,8 @@ TEST(Train, PeaksAtTheByteThatWasPredicted) {
 }
 
 TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
-  const Folder folder;
-  TrainOptions options = small_run();
+  const TrainFolder folder;
+  TrainOptions options = small_training();
   options.steps = 120;  // more than an epoch of 89 steps
   const std::string whole = testing::run_training(options).weights_sha256;
 
@@ -96,8 +96,8 @@ TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
 }
 
 TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
-  const Folder folder;
-  TrainOptions options = small_run("mlp");
+  const TrainFolder folder;
+  TrainOptions options = small_training("mlp");
   options.steps = 6;
   options.checkpoint = folder / "c.safetensors";
   options.checkpoint_every = 2;
@@ -119,8 +119,8 @@ TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
 }
 
 TEST(Train, FailsWhenTheLastSaveFailsAndKeepsTheOneBefore) {
-  const Folder folder;
-  TrainOptions options = small_run("mlp");
+  const TrainFolder folder;
+  TrainOptions options = small_training("mlp");
   options.steps = 3;
   options.checkpoint = folder / "c.safetensors";
   options.checkpoint_every = 2;
@@ -139,8 +139,8 @@ TEST(Train, FailsWhenTheLastSaveFailsAndKeepsTheOneBefore) {
 }
 
 TEST(Train, SavesWhatWasReachedWhenTheListenerThrows) {
-  const Folder folder;
-  TrainOptions options = small_run("mlp");
+  const TrainFolder folder;
+  TrainOptions options = small_training("mlp");
   options.checkpoint = folder / "c.safetensors";
   const TrainListener listener{.step = [](const StepEvent& e) {
     if (e.step == 3) throw std::runtime_error("the output is gone");
@@ -150,7 +150,7 @@ TEST(Train, SavesWhatWasReachedWhenTheListenerThrows) {
 }
 
 TEST(Train, LearnsTheDigits) {
-  TrainOptions options = small_run();
+  TrainOptions options = small_training();
   options.batch = 64;
   options.steps = 0;
   options.epochs = 6;
@@ -161,7 +161,7 @@ TEST(Train, LearnsTheDigits) {
 }
 
 TEST(Train, SaysTheLeastMemoryThatWouldDoAndItDoes) {
-  TrainOptions options = small_run();
+  TrainOptions options = small_training();
   options.steps = 1;
   options.memory = 1_MiB;
   auto result = train(options);

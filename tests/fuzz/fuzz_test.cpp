@@ -54,7 +54,7 @@ void damage(std::string& input, const std::vector<std::string>& seeds, std::mt19
   }
 }
 
-class Readers : public testing::TestWithParam<Target> {};
+class Readers : public ::testing::TestWithParam<Target> {};
 
 TEST_P(Readers, AcceptOrRefuseWhateverComes) {
   const Target& target = GetParam();
@@ -74,8 +74,8 @@ TEST_P(Readers, AcceptOrRefuseWhateverComes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fuzz, Readers, testing::ValuesIn(kTargets),
-                         [](const testing::TestParamInfo<Target>& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Fuzz, Readers, ::testing::ValuesIn(kTargets),
+                         [](const ::testing::TestParamInfo<Target>& info) { return std::string(info.param.name); });
 
 TEST(Seeds, AreValid) {
   EXPECT_EQ(parse_digits_csv(digits_seed(), "x").labels.size(), 10U);

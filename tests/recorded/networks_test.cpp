@@ -136,7 +136,7 @@ void compare(const RecordedStep& step, const Network& network, const json& recor
   }
 }
 
-class RecordedNetwork : public testing::TestWithParam<std::tuple<std::string, bool>> {};
+class RecordedNetwork : public ::testing::TestWithParam<std::tuple<std::string, bool>> {};
 
 TEST_P(RecordedNetwork, StepEqualsPyTorchOnTheCpuDevice) {
   const auto& [name, least] = GetParam();
@@ -161,7 +161,7 @@ TEST_P(RecordedNetwork, StepEqualsPyTorchOnTheCpuDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Networks, RecordedNetwork,
-                         testing::Combine(testing::ValuesIn(names_of_networks()), testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(names_of_networks()), ::testing::Bool()),
                          [](const auto& info) {
                            return std::get<0>(info.param) + (std::get<1>(info.param) ? "_in_the_least_memory" : "");
                          });

@@ -68,7 +68,7 @@ void train_by_a_plan(const Case& network_case, const std::string& optimizer, Lay
   train_and_compare(program.network, read_tensors(network_case.name), optimizer, run, 2e-4, false);
 }
 
-class RecordedPlan : public testing::TestWithParam<std::tuple<Case, std::string, LayoutFamily>> {};
+class RecordedPlan : public ::testing::TestWithParam<std::tuple<Case, std::string, LayoutFamily>> {};
 
 TEST_P(RecordedPlan, StepEqualsPyTorchOnTheCpuDevice) {
   const auto& [network_case, optimizer, family] = GetParam();
@@ -85,9 +85,9 @@ TEST(RecordedSplit, StepWithSplitLayersEqualsPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Networks, RecordedPlan,
-                         testing::Combine(testing::ValuesIn(kCases), testing::Values("sgd", "adam"),
-                                          testing::Values(LayoutFamily::plain, LayoutFamily::channels_last,
-                                                          LayoutFamily::blocked)),
+                         ::testing::Combine(::testing::ValuesIn(kCases), ::testing::Values("sgd", "adam"),
+                                            ::testing::Values(LayoutFamily::plain, LayoutFamily::channels_last,
+                                                              LayoutFamily::blocked)),
                          [](const auto& info) {
                            return std::get<0>(info.param).name + "_" + std::get<1>(info.param) + "_" +
                                   std::string(to_string(std::get<2>(info.param)));

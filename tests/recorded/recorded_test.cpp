@@ -5,7 +5,7 @@
 namespace plimsoll::recorded {
 namespace {
 
-class Recorded : public testing::TestWithParam<std::tuple<Case, std::string>> {};
+class Recorded : public ::testing::TestWithParam<std::tuple<Case, std::string>> {};
 
 TEST_P(Recorded, StepEqualsPyTorchOnTheReferenceKernels) {
   const auto& [network_case, optimizer] = GetParam();
@@ -31,13 +31,14 @@ TEST_P(Recorded, StepEqualsPyTorchOnTheReferenceKernels) {
   train_and_compare(network, read_tensors(network_case.name), optimizer, run, 5e-5, true);
 }
 
-std::string name_of(const testing::TestParamInfo<std::tuple<Case, std::string>>& info) {
+std::string name_of(const ::testing::TestParamInfo<std::tuple<Case, std::string>>& info) {
   return std::get<0>(info.param).name + "_" + std::get<1>(info.param);
 }
 INSTANTIATE_TEST_SUITE_P(Networks, Recorded,
-                         testing::Combine(testing::ValuesIn(kCases), testing::Values("sgd", "adam")), name_of);
+                         ::testing::Combine(::testing::ValuesIn(kCases), ::testing::Values("sgd", "adam")), name_of);
 INSTANTIATE_TEST_SUITE_P(MoreOptimizers, Recorded,
-                         testing::Combine(testing::Values(kCases[0]), testing::Values("nesterov", "adamw")), name_of);
+                         ::testing::Combine(::testing::Values(kCases[0]), ::testing::Values("nesterov", "adamw")),
+                         name_of);
 
 }  // namespace
 }  // namespace plimsoll::recorded

@@ -125,14 +125,14 @@ TEST(Machine, HasACoreForEveryProcessorGroup) {
 TEST(CpuDevice, TellsWhatItsTimesDependOn) {
   const auto device = open_device("cpu", 1);
   EXPECT_EQ(device->info().threads, 1);
-  EXPECT_THAT(device->info().key, testing::HasSubstr("oneDNN " + cpu::dnnl_version_text()));
-  EXPECT_THAT(device->info().key, testing::HasSubstr(" 1 threads"));
+  EXPECT_THAT(device->info().key, ::testing::HasSubstr("oneDNN " + cpu::dnnl_version_text()));
+  EXPECT_THAT(device->info().key, ::testing::HasSubstr(" 1 threads"));
   EXPECT_GT(device->info().memory_available, 0_B);
   EXPECT_NE(open_device("cpu", 2)->info().key, device->info().key);
 }
 
 TEST(CpuDevice, IsFoundByNameOnly) {
-  EXPECT_THAT(message_of([] { open_device("cpv"); }), testing::HasSubstr("did you mean 'cpu'"));
+  EXPECT_THAT(message_of([] { open_device("cpv"); }), ::testing::HasSubstr("did you mean 'cpu'"));
   EXPECT_EQ(list_devices().at(0).name, "cpu");
   EXPECT_TRUE(list_devices().at(0).available);
 }
@@ -154,7 +154,7 @@ TEST(CpuDevice, ArenaIsWritableZeroAndAligned) {
 TEST(CpuDevice, SaysHowMuchIsLeftWhenTheArenaIsTooLarge) {
   EXPECT_THAT(
       message_of([] { open_device("cpu")->take_arena(Bytes{int64_t{1} << 50}); }),
-      testing::MatchesRegex("the arena needs .* but the machine has .* left; lower --memory or end other processes"));
+      ::testing::MatchesRegex("the arena needs .* but the machine has .* left; lower --memory or end other processes"));
 }
 
 TEST(CpuDevice, RunsAnOpOfTheUsersOwnByItsReference) {
@@ -182,7 +182,7 @@ TEST(CpuDevice, RunsAnOpOfTheUsersOwnByItsReference) {
   float in[3] = {1, 2, 3}, out[3] = {};
   kernel->bind(std::vector<void*>{in}, std::vector<void*>{out}, nullptr);
   kernel->run();
-  EXPECT_THAT(out, testing::ElementsAre(-1, -2, -3));
+  EXPECT_THAT(out, ::testing::ElementsAre(-1, -2, -3));
 }
 
 TEST(Dnnl, LayoutsSurviveTheWayThroughADescriptor) {
@@ -204,7 +204,7 @@ TEST(Dnnl, AFailedCallBecomesOurErrorWithTheCallAsText) {
   EXPECT_THAT(message_of([] {
                 cpu::describe({2, 3}, DType::f32, {});
               }),
-              testing::HasSubstr("oneDNN: out_of_memory: dnnl_memory_desc_init_by_tag"));
+              ::testing::HasSubstr("oneDNN: out_of_memory: dnnl_memory_desc_init_by_tag"));
   cpu::fail_dnnl_call(0);
 }
 
@@ -234,7 +234,7 @@ TEST(Dnnl, ReorderKeepsPaddingZero) {
     EXPECT_EQ(y[offsets[i]], x[i]);
     y[offsets[i]] = 0;
   }
-  EXPECT_THAT(y, testing::Each(0));
+  EXPECT_THAT(y, ::testing::Each(0));
 }
 
 TEST(Dnnl, AKernelThatFailsSaysWhichOpItRan) {
@@ -247,7 +247,7 @@ TEST(Dnnl, AKernelThatFailsSaysWhichOpItRan) {
   cpu::fail_dnnl_call(0);
   kernel->run();
   EXPECT_THAT(message_of([&] { kernel->bind(std::vector<void*>{nullptr}, std::vector<void*>{y.data()}, nullptr); }),
-              testing::HasSubstr("has no address"));
+              ::testing::HasSubstr("has no address"));
 }
 
 std::atomic<int> handled;

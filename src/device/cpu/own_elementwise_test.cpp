@@ -3,11 +3,12 @@
 namespace plimsoll {
 namespace {
 
-const std::vector<Shape> kShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 17, 3, 3}, {2, 64, 12, 12}, {9, 33}, {5}};
+const std::vector<Shape> kElementwiseShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 17, 3, 3},
+                                               {2, 64, 12, 12}, {9, 33},      {5}};
 
 TEST(OwnElementwise, ActivationsAreTheReference) {
   for (const char* name : {"Relu", "LeakyRelu", "Sigmoid", "Tanh"}) {
-    for (const Shape& shape : kShapes) {
+    for (const Shape& shape : kElementwiseShapes) {
       expect_like_reference({.type = std::string(name) + "Forward", .inputs = {{shape}}, .tolerance = 3e-7});
       expect_like_reference({.type = std::string(name) + "Backward", .inputs = {{shape}, {shape}}, .tolerance = 1e-6});
     }
@@ -27,7 +28,7 @@ TEST(OwnElementwise, SigmoidAndTanhHoldFarOutAndNearZero) {
 TEST(OwnElementwise, AddsAnyNumberOfTensors) {
   for (const char* activation : {"none", "relu"}) {
     for (size_t count : {2, 3, 5}) {
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : kElementwiseShapes) {
         expect_like_reference({.type = "Add",
                                .inputs = std::vector<TensorSpec>(count, {shape}),
                                .attributes = {{"activation", std::string(activation)}}});
@@ -37,7 +38,7 @@ TEST(OwnElementwise, AddsAnyNumberOfTensors) {
 }
 
 TEST(OwnElementwise, AConstantLeavesPaddingZero) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kElementwiseShapes) {
     expect_like_reference({.type = "Constant", .inputs = {}, .attributes = {{"shape", shape}, {"value", 1.5}}});
   }
   expect_like_reference({.type = "Constant", .inputs = {}, .attributes = {{"shape", Shape{}}, {"value", int64_t{1}}}});

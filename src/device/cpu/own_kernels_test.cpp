@@ -6,11 +6,11 @@
 namespace plimsoll {
 namespace {
 
-const std::vector<Shape> kShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 17, 3, 3},
-                                    {2, 64, 12, 12}, {9, 33},      {3, 16, 1, 1}};
+const std::vector<Shape> kKernelShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 17, 3, 3},
+                                          {2, 64, 12, 12}, {9, 33},      {3, 16, 1, 1}};
 
 TEST(OwnBias, IsTheReferenceForwardAndBackward) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kKernelShapes) {
     expect_like_reference({.type = "BiasForward", .inputs = {{shape}, {{shape[1]}}}, .tolerance = 1e-6});
     expect_like_reference({.type = "BiasBackward", .inputs = {{shape}}, .tolerance = 1e-6});
   }
@@ -77,7 +77,7 @@ TEST(OwnGradientNorm, NeedsTheSameWorkspaceHoweverTheGradientIsPadded) {
 }
 
 TEST(OwnLrn, IsTheReferenceForEveryWindowAndPower) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kKernelShapes) {
     for (int64_t size : {5, 4, 1, 3, 9}) {
       for (double beta : {0.75, 0.5, 1.0, 0.6}) {
         const Attributes attributes{{"size", size}, {"beta", beta}, {"alpha", 0.5}, {"k", 2.0}};
@@ -91,7 +91,7 @@ TEST(OwnLrn, IsTheReferenceForEveryWindowAndPower) {
 }
 
 TEST(OwnRandom, DropoutDropsWhatTheReferenceDrops) {
-  std::vector<Shape> shapes = kShapes;
+  std::vector<Shape> shapes = kKernelShapes;
   shapes.push_back({3, 50, 4, 2});
   shapes.push_back({130});
   for (const Shape& shape : shapes) {
@@ -106,7 +106,7 @@ TEST(OwnRandom, DropoutDropsWhatTheReferenceDrops) {
 }
 
 TEST(OwnRandom, NoiseIsTheReference) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kKernelShapes) {
     expect_like_reference({.type = "RandomNormal",
                            .inputs = {{{}, DType::i64}, {{}, DType::i64}},
                            .attributes = {{"shape", shape}, {"salt", int64_t{5}}, {"mean", 1.0}, {"stddev", 3.0}},

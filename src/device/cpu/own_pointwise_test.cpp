@@ -6,7 +6,8 @@ namespace {
 
 Attributes expression(std::string text) { return {{"expression", std::move(text)}}; }
 
-const std::vector<Shape> kShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 64, 12, 12}, {9, 33}, {5}, {}, {3, 700, 7}};
+const std::vector<Shape> kPointwiseShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 64, 12, 12}, {9, 33}, {5}, {},
+                                             {3, 700, 7}};
 
 TEST(OwnPointwise, EveryFunctionIsTheReference) {
   for (int f = 0; f < kFunctions; ++f) {
@@ -89,7 +90,7 @@ TEST(OwnPointwise, InfinitiesAndWhatIsNoNumberComeOutAsTheyShould) {
 }
 
 TEST(OwnPointwise, RunsChainsInAnyLayout) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kPointwiseShapes) {
     expect_like_reference({.type = "Pointwise",
                            .inputs = {{shape}, {shape}, {shape}},
                            .attributes = expression("t0=sigmoid(add(x0,2));mul(add(mul(t0,x1),cos(x2)),sub(1,t0))"),

@@ -27,7 +27,7 @@ std::vector<Buffer> random_buffers(uint64_t seed) {
 TEST(Bundles, HoldEveryItemOnceAndStayBelowTheHeightAndAPlacementOfThemIsOneOfTheItems) {
   int fewer = 0;
   for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const std::vector<Buffer> buffers = random_buffers(seed);
     const PlacementProblem problem = make_problem(buffers, 1);
     const int64_t height = problem.lower_bound + static_cast<int64_t>(seed % 4) * problem.lower_bound / 8;

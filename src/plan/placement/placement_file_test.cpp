@@ -10,7 +10,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 PlacementFile hard(const std::string& name) {
   const std::string file = PLIMSOLL_SOURCE_DIR "/data/placement/" + name + ".1048576.csv";
