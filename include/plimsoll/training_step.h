@@ -189,6 +189,7 @@ class TrainingStep {
   std::vector<StateTensor> states_that_move(const Plan& next) const;
   std::vector<std::pair<TensorId, std::vector<std::byte>>> what_comes_next() const;
   void find_tensors();
+  void tell(size_t group, std::shared_ptr<const ParameterGroup> settings);
   static void set_rule(GroupUpdate& update, const ParameterGroup& settings);
   void write_settings(size_t group, double learning_rate);
   void feed_channels_last(const Batch& batch);
@@ -200,6 +201,7 @@ class TrainingStep {
   Bytes peak_before_swap_;
   std::vector<TensorId> learning_rates_;        // by group
   std::vector<GroupUpdate> groups_;             // the same
+  std::vector<std::shared_ptr<const ParameterGroup>> told_;  // the same: by set_group; of an empty one, for what goes on from here
   std::vector<std::vector<TensorId>> factors_;  // the same: of updates by formulas, where UpdateRule::factors go
   std::vector<double> rates_;                   // one for all
   TensorId step_number_, seed_tensor_;

@@ -224,12 +224,9 @@ def _for_the_core(group: Group, made: int, decoupled: bool) -> dict[str, Any]:
     return group.settings | {"epsilon": group.settings["epsilon"] * epsilon, "weight_decay": decay}
 
 
-def goes_by_number(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update depends on how many there were of that parameter."""
-    kind = kind_of(optimizer)
-    if (setting := {"sgd": "dampening", "adagrad": "lr_decay"}.get(kind)) is not None:
-        return any(float(group.get(setting) or 0) != 0 for group in optimizer.param_groups)
-    return kind not in ("lion", "rmsprop", "adadelta")
+def counts(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it keeps how many updates there were of a parameter, or goes by that."""
+    return kind_of(optimizer) not in UNCOUNTED or by_formulas(optimizer)
 
 
 def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any], made: int) -> None:

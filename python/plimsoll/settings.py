@@ -397,11 +397,14 @@ class Settings:
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
 
-    def keep(self, buffers: Mapping[str, Tensor] = {}) -> "Settings":
-        """``buffers`` are those that steps change."""
-        changing = {id(buffer) for buffer in buffers.values()}
-        self.forget([i for i, now in enumerate(self._now()) if id(now) in changing or not self._is_as(i, self._first, now)])
+    def keep(self, buffers: Mapping[int, Tensor] = {}) -> "Settings":
+        """``buffers`` are those that steps change, by their ids."""
+        self.forget([i for i, now in enumerate(self._now()) if id(now) in buffers or not self._is_as(i, self._first, now)])
         return self
+
+    def leave(self, buffers: Mapping[int, Tensor]) -> None:
+        """Steps change these from now on."""
+        self.forget([i for i, now in enumerate(self._now()) if id(now) in buffers])
 
     def _is_as(self, i: int, held: list, now: Any) -> bool:
         before = held[i]

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _core, fallback as fallbacks, optimizers
+from . import _core, fallback as fallbacks, optimizers, reached
 from .capture import Captured, capture
 from .convert import Converted, convert
 from .feeding import Feeder, gpu_of
@@ -85,7 +85,7 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
         "accumulate": accumulate,
         "clip_grad_norm": min(clip_grad_norm, 3e38),  # inf: nothing is clipped, and the norm is there to be read
         "sync_batch_norm": sync_batch_norm,
-        "groups": [{"parameters": group.names, **group.settings} for group in groups],
+        "groups": reached.told(groups),
     }
     return json.dumps(told)
 
@@ -163,6 +163,7 @@ def _told(key: Key, types: bool = False) -> str:
     return ", ".join(told(part) for part in key if isinstance(part, tuple))
 
 
+_OTHERS_ACCUMULATED = "'{}' is trained by one of the batches whose gradients are accumulated, and not by another; give such batches in steps of their own, or accumulate=1"
 _SIZES = "sizes"  # of a part of a key: numbers that a batch has
 
 
@@ -181,27 +182,26 @@ class Step:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
                  groups: list[optimizers.Group], capture_as: Callable[..., Captured], skeleton: Any, progress: bool,
                  ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, files: Optional[Files] = None,
-                 fixed: Sequence[int] = (), settings: Optional[Settings] = None, modes: Sequence[bool] = ()):
+                 fixed: Sequence[int] = (), settings: Optional[Settings] = None, modes: Sequence[bool] = (), base: Optional[Form] = None):
         self._settings = settings or Settings(nn.Module())
         self._number, self._ranks, self._files = next(_numbers), ranks, files
         if ranks is not None:
             ranks.expect_same(told or {})
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
-        self._example, self._first = forms[0]
-        self._based_on = self._first  # whose plan says where states lie
+        self._example, example = forms[0]
+        self._first = base or example  # whose states the core has
+        self._based_on = self._first  # whose plan says where they lie
         self._skeleton, self._fixed = skeleton, fixed
-        self._form, self._evaluated = self._first, None  # of the last batch
+        self._form, self._evaluated = example, None  # of the last batch
         self._options = options
         document = self._first.converted.document
         self._captured, self._values = self._first.captured, self._first.converted.values
         self._name, self._batch = document["name"], document["batch"]
-        self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
         self._sized: dict[tuple[bool, Key], list[Captured]] = {}  # of networks for training or not and batches of such shapes: those that are for some of these batches
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
-        self._shapes[self._keyed(self._example, self._first)] = self._first, 0
         self._used: dict[int, int] = {}  # when each of these was wanted last, by its form
         self._wanted, self._in_use, self._tells_of_shapes = 0, 0, True
         self._texts: dict[int, Optional[set]] = {}  # by place in a batch, those that made no difference; None: they do
@@ -211,15 +211,14 @@ class Step:
         try:
             with fallbacks.rehearsal():
                 self._core = _core.Step(self._first.text, options, shown, ranks.core if ranks else None)
-                for key, form in forms[1:]:
-                    self._shapes[self._keyed(key, form)] = form, self._core.add_shape(form.text, shown)
+                for key, form in forms:
+                    self._shapes[self._keyed(key, form)] = form, 0 if form is self._first else self._core.add_shape(form.text, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
             shown.end()
         self._gpu = gpu_of(self._core.device)
-        self._states = set(self._core.states)
-        self._left: collections.Counter[str] = collections.Counter()  # updates that were made without a parameter, which no gradient reached
+        self._note_states()
         self._summed: frozenset[str] = frozenset()  # what the last batch trained, of those that are accumulated
         self._divided = set(self._core.divided)  # those of which each rank has a piece
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
@@ -239,9 +238,7 @@ class Step:
         self._needs = [parameter.requires_grad for parameter in self._parameters.values()]
         self._modes = list(modes)
         self._in_groups = _members(optimizer)
-        held = {id(tensor) for name, tensor in self._captured.buffers.items() if name in self._states}
-        modules = [*self._modules.items(), *((f"{title}.{path}".strip("."), m) for title, whole in self._captured.beside.items() for path, m in whole.named_modules())]
-        self._buffers = [(m._buffers, key, t, path) for path, m in modules for key, t in m._buffers.items() if id(t) in held]
+        self._buffers = self._held_buffers()
         self._push()
         give_memory_back()
         hook, of_module = _Hook(self), _Hook(self, "_sync_module")
@@ -343,11 +340,11 @@ class Step:
             self._stale.discard("optimizer")
             self._loaded = True
         loaded = self._take_over()
+        key, self._fed = self._bring(batch), None  # a batch of another kind may have the optimizer's groups apart
         made = self._core.number
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups, made).items():
             self._core.set_group(group, json.dumps(settings))
         rates = optimizers.learning_rates(self._optimizer, self._groups, made)
-        key, self._fed = self._bring(batch), None
         self._read.clear()  # what was read since, for a new shape, nobody has written
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
@@ -364,23 +361,18 @@ class Step:
             return loss
         finally:
             if self._core.number > made:
-                self._left.update(self._first.trained - trained)
+                if optimizers.counts(self._optimizer):
+                    reached.leave_out(self._groups, trained, made)
             _made[self._optimizer] = self._core.number
             self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
             if self._others and (ended or self._ranks is None):  # else other ranks may not come to it
                 self.sync()
 
     def _expect_updates_alike(self) -> frozenset[str]:
-        """PyTorch counts the updates of every parameter, and updates each that any of the accumulated batches reaches; the core does so for those of one network."""
+        """PyTorch updates what any of the accumulated batches reaches; the core does so for what those of one network do."""
         trained = self._form.trained
         if self._core.accumulated and trained != self._summed:
-            name = min(trained ^ self._summed)
-            raise ValueError(f"'{name}' is trained by one of the batches whose gradients are accumulated, and not by another; give such batches in steps of their own, or accumulate=1")
-        if self._left and optimizers.goes_by_number(self._optimizer) and (again := min(trained & self._left.keys(), default=None)) is not None:
-            raise ValueError(
-                f"'{again}' is trained by this batch, and was not by {self._left[again]} before, and {type(self._optimizer).__name__} counts the updates of each parameter; compile anew,"
-                " with an optimizer that does not count (SGD), or a network that all batches train alike"
-            )
+            raise ValueError(_OTHERS_ACCUMULATED.format(min(trained ^ self._summed)))
         self._summed = trained
         return trained
 
@@ -641,7 +633,7 @@ class Step:
                 raise Unsupported(error.ops, error.hint or f"The batch is ({_told(self._key(batch), True)}); the step was compiled for one of ({_told(self._example, True)})") from error
             form = Form(captured, convert(captured, label_dtype="i32"), self._first)
             if training:
-                self._expect_no_more(form)
+                form = self._reach(form)
             _expect_alone(captured, self._ranks)
             self._keyed(self._key(batch, training)[: len(key_of(batch) + self._settings.key())], form)
             return form
@@ -665,15 +657,53 @@ class Step:
         self._shapes.clear()
         self._evaluations.clear()
 
-    def _expect_no_more(self, form: Form) -> None:
-        """That this batch trains nothing that the first did not, whose states are not there."""
-        trained = set(itertools.chain.from_iterable(self._in_groups))
-        for name, parameter in form.captured.parameters.items():
-            if name in form.fed and parameter.requires_grad and id(parameter) in trained:
+    def _reach(self, form: Form) -> Form:
+        """Has the states of all that this batch trains, and counts the updates of what not all batches train apart. The form, by the states as they are then."""
+        members = set(itertools.chain.from_iterable(self._in_groups))
+        self._settings.leave(reached.changed_buffers(form.captured))
+        base, more = self._based_on, reached.beyond(form, members)
+        if more:
+            base = reached.with_states_of(base, form, more) if self._ranks is None else None
+            if base is None:
                 raise ValueError(
-                    f"'{name}' would be trained now, and was not when the step was compiled: its states have no place. Compile with an example, and in"
-                    " a state of the model, that reach all that is to be trained"
+                    f"'{more[0]}' would be trained now, and was not when the step was compiled: its states have no place. Compile with an example, and in"
+                    " a state of the model, that reach all that is to be trained; shapes= takes further examples"
                 )
+            form = Form(form.captured, convert(form.captured, label_dtype="i32"), base)
+        trained = [frozenset(other.trained) for other, _ in self._shapes.values()] + [form.trained]
+        groups = self._groups
+        if more or optimizers.counts(self._optimizer) and reached.are_mixed(groups, trained):
+            self.sync()  # the optimizer's states tell of the updates
+            groups = self._groups_apart(base, trained)
+        if groups is self._groups:
+            return form
+        if self._ranks is not None:
+            raise ValueError(
+                f"a batch trains not all that others do, and {type(self._optimizer).__name__} counts the updates of each parameter; give an example of each kind of batch by shapes= when"
+                " the step is compiled"
+            )
+        if self._core.accumulated:
+            raise ValueError(_OTHERS_ACCUMULATED.format(min(form.trained ^ self._summed)))
+        before, options = (self._first, self._based_on, self._groups), json.loads(self._options)
+        told = self._options
+        options["optimizer"]["groups"] = reached.told(groups)
+        self._let_go()
+        self._views.clear()
+        self._places.clear()
+        try:
+            self._first, self._based_on, self._groups = base if more else self._first, base, groups
+            self._open_again(json.dumps(options))
+        except BaseException as error:  # Ctrl-C, or too little memory
+            self._first, self._based_on, self._groups = before
+            self._open_again(told)
+            if isinstance(error, _core.InfeasibleAnswer):
+                raise Infeasible.from_core(*error.args) from None
+            raise
+        self._buffers = self._held_buffers()
+        return form
+
+    def _groups_apart(self, base: Form, trained: Sequence[frozenset[str]]) -> list[optimizers.Group]:
+        return reached.apart(optimizers.groups_of(self._optimizer, self._captured.known), base, trained if optimizers.counts(self._optimizer) else [])
 
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len({number for _, number in to.values()}) >= MOST_SHAPES:
@@ -784,6 +814,7 @@ class Step:
     def _open_again(self, options: str) -> None:
         """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
         ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
+        made = _made.get(self._optimizer, 0) if self._core is None else self._core.number
         self._core = None  # its memory goes before more is taken
         for group, told in zip(self._groups, json.loads(options)["optimizer"]["groups"]):
             group.sent = {key: told[key] for key in group.settings}  # the settings have to be told again
@@ -794,6 +825,7 @@ class Step:
         try:
             with fallbacks.rehearsal():
                 self._core = _core.Step(self._based_on.text, options, shown, ranks, agreed)
+                self._note_states()
                 for key, (form, number) in list(self._shapes.items()):
                     if form is self._based_on:
                         self._shapes[key] = form, 0
@@ -804,7 +836,17 @@ class Step:
                         del self._shapes[key]
         finally:
             shown.end()
-        self._push()
+        self._push(at_least=made)
+
+    def _note_states(self) -> None:
+        self._states = set(self._core.states)
+        self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
+
+    def _held_buffers(self) -> list[tuple[dict[str, Any], str, Tensor, str]]:
+        """Buffers that the core has: where each is found, and that it is this one."""
+        held = {id(tensor) for name, tensor in self._captured.buffers.items() if name in self._states}
+        modules = [*self._modules.items(), *((f"{title}.{path}".strip("."), m) for title, whole in self._captured.beside.items() for path, m in whole.named_modules())]
+        return [(m._buffers, key, t, path) for path, m in modules for key, t in m._buffers.items() if id(t) in held]
 
     @property
     def evaluation_outputs(self) -> dict[str, Tensor]:
@@ -857,8 +899,8 @@ class Step:
         counts = {name: self._captured.buffers[name] for name in self._captured.division.dynamic}  # which PyTorch advances
         return {name: tensor for name, tensor in {**self._own(), **counts}.items() if id(tensor) not in of_model}
 
-    def _push(self, with_optimizer: bool = True) -> None:
-        """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
+    def _push(self, with_optimizer: bool = True, at_least: int = 0) -> None:
+        """Module and optimizer -> arena. ``at_least``: updates that were made, of which each parameter may have had fewer. The module's tensors then are those in the arena, where that is possible."""
         for name, tensor in self._values.items():
             if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
                 self._set(name, tensor)
@@ -879,9 +921,8 @@ class Step:
         if self._kind in optimizers.UNCOUNTED:
             number = _made.get(self._optimizer, 0)  # its states do not say
         else:
-            number = optimizers.updates_made(self._optimizer)
-        alike = self._first.trained - self._left.keys()
-        optimizers.set_behind(self._optimizer, self._groups, {name: parameter for name, parameter in self._captured.parameters.items() if name in alike}, number)
+            number = max(optimizers.updates_made(self._optimizer), at_least)
+        optimizers.set_behind(self._optimizer, self._groups, self._captured.parameters, number)
         for name, parameter in self._captured.parameters.items():
             state = states_of(self._optimizer, parameter)
             for theirs, ours in self._states_of(name).items():
@@ -942,7 +983,7 @@ class Step:
                 state[theirs] = self._new(like, core_name) if view is None else shaped_like(view, like)
             group = group_of.get(name)
             if self._kind not in optimizers.UNCOUNTED:
-                number = made - (group.behind if group else 0) - self._left[name]
+                number = made - (group.behind if group else 0)
                 state["step"] = optimizers.number_as_theirs(self._optimizer, number)
             if self._kind == "fairseq_adafactor":  # of the parameter as it is now, which the next update makes anew
                 values = self._core.state(name)
@@ -1178,12 +1219,20 @@ def compile(
                 fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose,
             )
 
-        first = Form(captured, converted)  # where states lie is as the largest needs it
-        forms = [(key_of(largest), first)]
+        base = Form(captured, converted)  # where states lie is as the largest needs it
+        forms = [(key_of(largest), base)]
+        members = set(itertools.chain.from_iterable(_members(optimizer)))
         for batch in others:
             if key_of(batch) not in dict(forms):
                 other = capture_as(batch, True)
-                forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+                form = Form(other, convert(other, label_dtype="i32"), base)
+                if more := reached.beyond(form, members):
+                    if (wider := reached.with_states_of(base, form, more)) is None:
+                        raise ValueError(f"'{more[0]}' is trained by one of shapes= and not by example=, and is no parameter of float32: give a batch that trains it as example=")
+                    base, form = wider, Form(other, convert(other, label_dtype="i32"), wider)
+                forms.append((key_of(batch), form))
+        if len(forms) > 1:
+            groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
         folder = folder_of(spill)
         files = None if folder is None else Files(folder)
         if files is not None:
@@ -1195,7 +1244,7 @@ def compile(
             feed_ahead=feed_ahead and ranks is None,
         )
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep({name: captured.buffers[name] for name in captured.first.updates if name in captured.buffers}), modes
+            model, optimizer, forms, options, groups, capture_as, skeleton, progress, ranks, _told_of(forms, options), files, fixed, settings.keep(reached.changed_buffers(*(form.captured for _, form in forms))), modes, base
         )
 
     taken: list[Tensor] = []

@@ -107,6 +107,7 @@ void TrainingStep::find_tensors() {
     group.is_empty = std::ranges::none_of(
         graph.ops(), [&](const Op& op) { return std::ranges::find(op.inputs, learning_rates_[i]) != op.inputs.end(); });
   }
+  told_.resize(groups_.size());
   factors_.clear();
   for (size_t i = 0; i < groups_.size(); ++i) {
     std::vector<TensorId>& places = factors_.emplace_back();
@@ -137,7 +138,9 @@ void TrainingStep::start_at(int64_t step, uint64_t seed, int64_t accumulated) {
 
 void TrainingStep::go_on_from(const TrainingStep& other) {
   start_at(other.number_, other.seed_, other.accumulated_);
-  groups_ = other.groups_;
+  for (size_t i = 0; i < other.told_.size(); ++i) {
+    if (other.told_[i] != nullptr && other.told_[i] != told_[i]) tell(i, other.told_[i]);
+  }
 }
 
 void TrainingStep::feed(const Batch& batch) {
@@ -302,22 +305,32 @@ double TrainingStep::finish() {
 }
 
 void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
-  if (group < groups_.size() && groups_[group].is_empty) return;
+  tell(group, std::make_shared<const ParameterGroup>(settings));
+}
+
+void TrainingStep::tell(size_t group, std::shared_ptr<const ParameterGroup> told) {
+  if (group < groups_.size() && groups_[group].is_empty) {
+    told_[group] = std::move(told);
+    return;
+  }
+  const ParameterGroup& settings = *told;
   if (group >= groups_.size() || (groups_[group].rule == nullptr && groups_[group].values.size() == 1)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the step was compiled without a group {} of its own settings", group));
   }
   Attributes attributes{{"weight_decay", settings.weight_decay}, {"momentum", settings.momentum}};
   GroupUpdate& update = groups_[group];
-  if (update.rule != nullptr) return set_rule(update, settings);
-  if (update.values.size() == SgdSettings::kCount) {
+  if (update.rule != nullptr) {
+    set_rule(update, settings);
+  } else if (update.values.size() == SgdSettings::kCount) {
     update.values = SgdSettings(attributes).values();
-    return;
+  } else {
+    attributes.set("beta1", settings.beta1);
+    attributes.set("beta2", settings.beta2);
+    attributes.set("epsilon", settings.epsilon);
+    update.values = AdamSettings(attributes).values();
   }
-  attributes.set("beta1", settings.beta1);
-  attributes.set("beta2", settings.beta2);
-  attributes.set("epsilon", settings.epsilon);
-  update.values = AdamSettings(attributes).values();
+  told_[group] = std::move(told);
 }
 
 void TrainingStep::set_rule(GroupUpdate& update, const ParameterGroup& settings) {
