@@ -105,6 +105,9 @@ EXPRESSIONS = {
     "div.Scalar": "div({self},{other})",
     "maximum.default": "max({self},{other})",
     "minimum.default": "min({self},{other})",
+    # One that is NaN does not count; equal ones have halves of the gradient.
+    "fmax.default": "where(eq({self},{other}),max({self},{other}),where(or(gt({self},{other}),ne({other},{other})),{self},{other}))",
+    "fmin.default": "where(eq({self},{other}),min({self},{other}),where(or(lt({self},{other}),ne({other},{other})),{self},{other}))",
     "pow.Tensor_Tensor": "pow({self},{exponent})",
     "pow.Scalar": "pow({self},{exponent})",
     "remainder.Tensor": "sub({self},mul({other},floor(div({self},{other}))))",
