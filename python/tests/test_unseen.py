@@ -425,6 +425,63 @@ def test_parameters_that_share_some_elements_are_refused():
         compiled(Sharing())
 
 
+def test_one_memory_under_two_names_is_refused_where_it_is_trained():
+    class Buffer(Squares):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shadow", self.inner.weight.data)
+
+        def forward(self, x):
+            return (self.inner(x) * (x @ self.shadow.T)).mean()
+
+    class Attribute(Squares):
+        def __init__(self):
+            super().__init__()
+            self.kept = [self.inner.bias.detach()]
+
+        def forward(self, x):
+            return (self.inner(x) * self.kept[0]).mean()
+
+    class Twice(Squares):
+        def __init__(self):
+            super().__init__()
+            self.again = nn.Parameter(self.inner.bias.detach())
+
+        def forward(self, x):
+            return (self.inner(x) * self.again).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="'shadow' lies in the memory of the parameter 'inner.weight'"):
+        compiled(Buffer())
+    with pytest.raises(plimsoll.Unsupported, match="beside the module's own tensors lies in the memory of the parameter 'inner.bias'"):
+        compiled(Attribute())
+    with pytest.raises(ValueError, match="the memory of '.*' twice"):
+        compiled(Twice())
+
+
+def test_a_buffer_that_changes_and_has_a_second_name_is_refused():
+    class Named(Squares):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("last", self.mean)
+
+        def forward(self, x):
+            self.mean.mul_(0.9).add_(x[0, :3])
+            return (self.inner(x) + self.last).square().mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="under a second name"):
+        compiled(Named())
+
+
+def test_what_writes_into_the_batch_is_told_to_copy_it():
+    class Writes(Squares):
+        def forward(self, x):
+            return super().forward(x.mul_(2.0))
+
+    with pytest.raises(plimsoll.Unsupported, match="tensor 1 of the batch.*clone"):
+        compiled(Writes())
+
+
 def test_one_norm_under_two_names_is_one():
     class Again(nn.Module):
         def __init__(self):
