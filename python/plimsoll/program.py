@@ -365,6 +365,8 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             sources[place] = Source("parameter", names[spec.target])
         elif spec.kind == InputKind.TOKEN:  # orders checks that PyTorch makes of values; nothing reads it
             sources[place] = Source("token", spec.arg.name)
+        elif isinstance(exported.constants.get(spec.target), torch.Generator):
+            raise Unsupported([_drawn_by_its_own(node) for node in nodes[place].users])
         else:
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
@@ -385,6 +387,11 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             raise Unsupported([UnsupportedOp("torch.export", "", "", reason)])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
+
+
+def _drawn_by_its_own(node: Node) -> UnsupportedOp:
+    reason = "it draws by a torch.Generator of its own, which a step does not have; leave generator= out, or draw what is to stay the same once, into a buffer, or give it with the batch"
+    return UnsupportedOp(str(node.target), module_path(node), source_line(node), reason)
 
 
 def _refused_by_export(error: Exception) -> UnsupportedOp:

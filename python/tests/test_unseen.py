@@ -473,6 +473,22 @@ def test_a_buffer_that_changes_and_has_a_second_name_is_refused():
         compiled(Named())
 
 
+def test_numbers_that_a_seed_or_a_generator_of_the_forward_pass_draws_are_refused():
+    class Seeded(Squares):
+        def forward(self, x):
+            torch.manual_seed(3)
+            return (self.inner(x) + torch.randn(3)).square().mean()
+
+    class Own(Squares):
+        def forward(self, x):
+            return (self.inner(x) + torch.rand(3, generator=torch.Generator().manual_seed(3))).square().mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="torch.manual_seed .*into a buffer"):
+        compiled(Seeded())
+    with pytest.raises(plimsoll.Unsupported, match="aten.rand.generator .*into a buffer"):
+        compiled(Own())
+
+
 def test_what_writes_into_the_batch_is_told_to_copy_it():
     class Writes(Squares):
         def forward(self, x):
