@@ -557,14 +557,15 @@ def test_numbers_that_are_read_indirectly_are_followed(make, loss, put):
     put(1.0, found)
 
 
-def test_numbers_of_python_in_a_batch_are_cast():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_floats_in_a_batch_are_cast(dtype):
     class Weighted(nn.Linear):
         def forward(self, x, weight):
             return super().forward(x) * weight.float()[:, None]
 
     torch.manual_seed(0)
     model = Weighted(10, 5)
-    batch = BATCH[0], torch.rand(8, dtype=torch.float64), BATCH[1]
+    batch = BATCH[0], torch.rand(8).to(dtype), BATCH[1]
     loss = lambda output, batch: F.cross_entropy(output, batch[2])  # noqa: E731
     expected = loss(model(*batch[:2]), batch).item()
     step = compiled(model, sgd(model), loss=loss, example=batch, call=lambda model, batch: model(*batch[:2]))

@@ -10,7 +10,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .experts import EXACT, bound, whole
-from .registry import CONVERTERS, Arguments, Refusal, converts
+from .registry import CONVERTERS, OTHER_FLOATS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -415,7 +415,7 @@ def celu(w: "Writer", node: Node, a: Arguments):
 @converts("_to_copy.default")
 def to_copy(w: "Writer", node: Node, a: Arguments):
     before, after = w.dtype(a["self"]), w.dtype(node)
-    if before == after or {before, after} <= {torch.float32, torch.bool} or (before, after) == (torch.float64, torch.float32):
+    if before == after or {before, after} <= {torch.float32, torch.bool} or (before in OTHER_FLOATS and after == torch.float32):
         if after == torch.bool and before != torch.bool:
             return w.pointwise("ne({0},0.0)", [a["self"]])
         if w.dtype_of[w.value(a["self"])] == "f32":
