@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -152,20 +152,38 @@ def _tie(step: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
     return names, tied
 
 
+def _spans(tensors: Iterable[tuple[str, Any]]) -> dict[int, list[tuple[int, int, str]]]:
+    """Of each memory, from where to where a tensor lies there, and its name."""
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors:
+        if not isinstance(tensor, Tensor) or not has_values(tensor) or tensor.numel() == 0:
+            continue
+        begin = tensor.storage_offset()
+        end = begin + sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride())) + 1
+        spans.setdefault(tensor.untyped_storage()._cdata, []).append((begin, end, name.removeprefix(WRAPPED)))
+    return spans
+
+
 def _refuse_elements(step: nn.Module) -> None:
     """Two parameters may have the same elements, but not share some."""
-    spans: dict[int, list[tuple[int, int, str]]] = {}
-    for name, p in step.named_parameters():
-        if not has_values(p) or p.numel() == 0:
-            continue
-        begin = p.storage_offset()
-        end = begin + sum((size - 1) * abs(stride) for size, stride in zip(p.shape, p.stride())) + 1
-        spans.setdefault(p.untyped_storage()._cdata, []).append((begin, end, name.removeprefix(WRAPPED)))
-    for found in spans.values():
+    for found in _spans(step.named_parameters()).values():
         found.sort()
         for (begin, end, a), (after, last, b) in zip(found, found[1:]):
             if after < end and (begin, end) != (after, last):
                 raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{b}' shares some of its elements with '{a}', which are one memory to PyTorch and two here")])
+
+
+def _refuse_shadows(step: nn.Module, program: Program) -> None:
+    """What is a parameter's memory under another name would stay as it is now, while the parameter is trained."""
+    trained = _spans((name, p) for name, p in step.named_parameters() if p.requires_grad)
+    buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in step.named_buffers()}
+    read = {**program.constants, **buffers}
+    for memory, found in _spans(read.items()).items():
+        for (begin, end, a), (first, last, b) in itertools.product(found, trained.get(memory, ())):
+            if begin < last and first < end:
+                told = f"'{a}'" if a in buffers else "what is read beside the module's own tensors"
+                reason = f"{told} lies in the memory of the parameter '{b}', and would stay as it is now while that is trained; read the parameter itself (.detach() where no gradient is wanted), or a copy (.clone())"
+                raise Unsupported([UnsupportedOp("a tensor", "", "", reason)])
 
 
 @interruptible()
@@ -204,7 +222,7 @@ def capture(
     for rounds in itertools.count(1):
         met = Met()
         captured, error = None, None
-        with released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
+        with torch.inference_mode(False), released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
             try:
                 captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables)
             except Unsupported as refused:
@@ -247,7 +265,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     if batch == 0:
         raise ValueError(f"the batch is empty: its first tensor is of shape {tuple(tensors[sized[0]].shape)}")
     seen: set[int] = set()  # one tensor in two places of a batch is two inputs
-    tensors = [t.clone() if id(t) in seen or seen.add(id(t)) else t for t in tensors]  # type: ignore[func-returns-value]
+    tensors = [t.clone() if id(t) in seen or seen.add(id(t)) or t.is_inference() else t for t in tensors]  # type: ignore[func-returns-value]
     tensors += [number.now() for number in numbers]
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
@@ -292,6 +310,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
                 raise
             step.sizes = Sizes(tensors)
         read = consulted()
+        _refuse_shadows(step, first)
         expect_no_counts(step.assigned, lambda: export_program(step, tensors, batch, names), lambda again: _is_another(first, again))
         second = None
         if has_fixed(example) or sizes:

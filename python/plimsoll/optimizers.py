@@ -149,6 +149,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     if getattr(optimizer, "decoupled_wd", False):
         raise ValueError("Lion(decoupled_weight_decay=True) is not supported; leave it out, and give weight_decay divided by the first learning rate")
     result = []
+    seen: set[str] = set()
     most = updates_made(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         members: dict[int, list[str]] = {}  # by how many updates they are behind
@@ -159,6 +160,9 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
                 raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that neither the model has, nor a module or a"
                     " variable that the loss names: if it is the loss's, put model and loss into one nn.Module and leave loss= out; if a tuple holds it, make that an"
                     " nn.ModuleList or nn.ParameterList")
+            if names[id(parameter)] in seen:
+                raise ValueError(f"the optimizer has the memory of '{names[id(parameter)]}' twice, and would update it twice a step; give it one nn.Parameter, which two modules may have (self.b = self.a)")
+            seen.add(names[id(parameter)])
             behind = most - _updates_of(optimizer, parameter, most)
             members.setdefault(behind, []).append(names[id(parameter)])
         settings = _settings(kind, group, number, formulas)

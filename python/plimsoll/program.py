@@ -365,6 +365,8 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             sources[place] = Source("parameter", names[spec.target])
         elif spec.kind == InputKind.TOKEN:  # orders checks that PyTorch makes of values; nothing reads it
             sources[place] = Source("token", spec.arg.name)
+        elif isinstance(exported.constants.get(spec.target), torch.Generator):
+            raise Unsupported([_drawn_by_its_own(node) for node in nodes[place].users])
         else:
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
@@ -377,10 +379,19 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             results.append(places[node])  # type: ignore[index]
         elif spec.kind != OutputKind.TOKEN:
             told = str(spec.target).removeprefix(WRAPPED)
-            what = "parameter" if spec.kind == OutputKind.PARAMETER_MUTATION else "input"
-            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps")])
+            if spec.kind == OutputKind.PARAMETER_MUTATION:
+                reason = f"the model changes its parameter '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps"
+            else:
+                number = int(told.rpartition("_")[2]) + 1 if told.rpartition("_")[2].isdigit() else ""
+                reason = f"the model, or the loss, writes into tensor {number} of the batch (x.mul_(...), x[...] = ..., inplace=True); write into a copy, x.clone()"
+            raise Unsupported([UnsupportedOp("torch.export", "", "", reason)])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
+
+
+def _drawn_by_its_own(node: Node) -> UnsupportedOp:
+    reason = "it draws by a torch.Generator of its own, which a step does not have; leave generator= out, or draw what is to stay the same once, into a buffer, or give it with the batch"
+    return UnsupportedOp(str(node.target), module_path(node), source_line(node), reason)
 
 
 def _refused_by_export(error: Exception) -> UnsupportedOp:
@@ -401,9 +412,10 @@ _PLAINLY = (
       for found in ("object has no attribute 'constant'", "with functorch transforms", "storage of TensorWrapper")),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
     ("Could not extract specialized integer from data-dependent", "Python asks for a number that depends on values (int(tensor), .item(), an index by a mask); keep it a tensor, or use torch.where"),
+    ("expected compiled_fn to be GraphModule", "a buffer that the forward pass changes has its memory under a second name, which is read as well; read the buffer itself, or a copy (clone)"),
     ("unsupported format string passed to FakeTensor", "a text is made of a tensor's values, and a step runs no Python; leave it out, or name the tensor in outputs="),
     ("numpy() is not supported for tensor subclasses", "numpy is not followed; compute by torch, or, for a log, name the tensor in outputs="),
-    ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where"),
+    ("Could not guard on data-dependent", "Python asks for a decision that depends on values; use torch.where, or give what decides as a number or a text of Python's in the batch"),
 )
 
 

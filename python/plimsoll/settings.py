@@ -18,7 +18,7 @@ import warnings
 from argparse import Namespace
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -30,6 +30,7 @@ from .held import untouched
 from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
 _ABSENT = object()
@@ -86,6 +87,9 @@ def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[s
             owner = owner.__self__
             if isinstance(owner, nn.Module) and id(owner) not in seen.own:
                 seen.modules.append((title, owner))
+        if isinstance(owner, functools.partial):
+            yield from _inside(title, owner, seen)
+            continue
         for name, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
             if isinstance(part, FunctionType):
                 yield from _of_function(title, part, seen)
@@ -120,6 +124,11 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
     elif isinstance(value, MethodType):
         yield from _inside(told, value.__func__, seen, depth)
         yield from _inside(told, value.__self__, seen, depth)
+    elif isinstance(value, functools.partial):
+        seen.add(id(value))
+        yield told, value.keywords
+        for key, entry in [("func", value.func), *enumerate(value.args), *value.keywords.items()]:
+            yield from _inside(f"{told}.{key}", entry, seen, depth)
     elif isinstance(value, type):
         yield from _of_class(value, seen)
     elif isinstance(value, nn.Module):
@@ -133,12 +142,14 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
                     yield f"{told}.{path}".strip("."), fields
                     if fields is vars(module):
                         yield f"{told}.{path}".strip("."), _Mode(module)
-    elif type(value) in (dict, list, tuple):
+    elif type(value) in (dict, list, tuple) or isinstance(value, dict):
         seen.add(id(value))
-        if _holds_tensors(value) or (type(value) is dict and depth < 3 and 0 < len(value) <= _MOST):
+        if type(value) not in (dict, list, tuple):  # one whose entries are attributes, too
+            yield told, value
+        elif _holds_tensors(value) or (type(value) is dict and depth < 3 and 0 < len(value) <= _MOST):
             yield told, value if type(value) is dict else _Entries(value)
         if len(value) <= _MOST:
-            for key, entry in list(value.items() if type(value) is dict else enumerate(value)):
+            for key, entry in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
     elif _has_attributes(value) and id(vars(value)) not in seen:
         seen.update((id(value), id(vars(value))))
@@ -147,6 +158,12 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
         yield told, vars(value)
         yield from _of_class(type(value), seen)
         for key, entry in list(vars(value).items()):
+            yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
+    elif _is_users(type(value).__module__) and (slots := _Slots(value)):
+        seen.add(id(value))
+        yield told, slots
+        yield from _of_class(type(value), seen)
+        for key, entry in slots.items():
             yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
 
 
@@ -179,6 +196,20 @@ def _of_class(kind: type, seen: _Seen) -> Iterator[tuple[str, Any]]:
                 yield from _of_function(c.__name__, function, seen, 2)
 
 
+def _attributes_of(code: CodeType) -> set[str]:
+    """Those that a function, and what is defined within it, names of anything."""
+    return {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}.union(*(_attributes_of(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+class _Defaults(dict):  # type: ignore[type-arg]
+    """What a function's arguments are where nobody gives them."""
+
+
+def _defaults_of(function: FunctionType) -> _Defaults:
+    code, values = function.__code__, function.__defaults__ or ()
+    return _Defaults({**dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values)), **(function.__kwdefaults__ or {})})
+
+
 def _names_of(code: CodeType) -> tuple[str, ...]:
     """The global variables that a function reads, and what is defined within it."""
     own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
@@ -195,8 +226,16 @@ def _of_function(title: str, function: FunctionType, seen: _Seen, depth: int = 3
     cells = dict(zip(code.co_freevars, function.__closure__ or ()))
     yield title, _Cells(cells)
     held = {name: _Cells.value(cell) for name, cell in cells.items()} | {name: function.__globals__.get(name) for name in names}
-    for name, value in held.items():
-        yield from _inside(name, value, seen, depth)
+    defaults = _defaults_of(function)
+    yield title, defaults
+    for name, value in {**held, **defaults}.items():
+        if isinstance(value, ModuleType) and _is_users(value.__name__):  # settings.weight, losses.focal(...)
+            named = tuple(sorted(_attributes_of(code) & vars(value).keys()))
+            yield name, _Read(vars(value), named)
+            for attribute in named:
+                yield from _inside(f"{name}.{attribute}", vars(value)[attribute], seen, depth)
+        else:
+            yield from _inside(name, value, seen, depth)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -227,6 +266,21 @@ class _Read(dict):  # type: ignore[type-arg]
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._values.get(name, default)
+
+
+class _Slots(dict):  # type: ignore[type-arg]
+    """Attributes of an object that has no dictionary of them."""
+
+    def __init__(self, owner: Any):
+        slots = [getattr(c, "__slots__", ()) for c in type(owner).__mro__]
+        super().__init__({name: None for names in slots for name in ([names] if isinstance(names, str) else names) if hasattr(owner, name)})
+        self._owner = owner
+
+    def items(self) -> Any:
+        return [(name, self.get(name)) for name in self]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self._owner, name, default)
 
 
 class _Mode(dict):  # type: ignore[type-arg]
@@ -260,7 +314,7 @@ class _Cells(dict):  # type: ignore[type-arg]
 def _kind(fields: Any, name: str, value: Any) -> bool:
     if not isinstance(name, str) or (name in _OWN and type(fields) is not _Mode) or name.startswith("__") or isinstance(value, UninitializedTensorMixin):
         return False
-    return isinstance(value, (*_PLAIN, Tensor, nn.Module)) or _is_short(value)
+    return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor, nn.Module)) or _is_short(value)
 
 
 def _is_short(value: Any) -> bool:
@@ -390,6 +444,7 @@ class Settings:
         self._last = list(self._first)
         self._told: set[int] = set()
         self._met: dict[int, set] = {}  # of numbers, by place: the values that they have had since
+        self._met_functions: list = []  # which keys tell apart by where they lie
         self._compared: set[int] = set()  # ids of places that made no difference so far
         self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
         self.moved: list[moving.Number] = []  # and tensors: those that the network is given with every batch
@@ -420,6 +475,8 @@ class Settings:
                 continue
             if not self._is_as(i, self._last, now):
                 self._last[i] = _held(now)
+                if isinstance(now, _FUNCTIONS):
+                    self._met_functions.append(now)
             elif isinstance(now, Tensor):
                 self._last[i].meets(now)
             if not _same(before, self._last[i]):
@@ -507,6 +564,8 @@ class Settings:
 
 def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Number]]:
     """Where a number stands, told apart by what it is a variable of, and how it is written; None where it cannot be."""
+    if isinstance(fields, (_Defaults, _Slots)):
+        return None
     if isinstance(fields, _Cells):
         return (id(fields[key]),), moving.of_cell(name, fields[key])
     if isinstance(fields, _Entries):

@@ -164,6 +164,8 @@ def _told(key: Key, types: bool = False) -> str:
 
 
 _OTHERS_ACCUMULATED = "'{}' is trained by one of the batches whose gradients are accumulated, and not by another; give such batches in steps of their own, or accumulate=1"
+_lasting = torch.inference_mode(False)  # what is made for the user's tensors is trained on, also where he evaluates
+
 _SIZES = "sizes"  # of a part of a key: numbers that a batch has
 
 
@@ -465,6 +467,7 @@ class Step:
         self._read.clear()
         return loaded
 
+    @_lasting
     def _take_replaced(self) -> None:
         """What lies elsewhere since somebody wrote parameter.data = ...: its values are taken over, and it is in the arena again."""
         with untouched():
@@ -899,6 +902,7 @@ class Step:
         counts = {name: self._captured.buffers[name] for name in self._captured.division.dynamic}  # which PyTorch advances
         return {name: tensor for name, tensor in {**self._own(), **counts}.items() if id(tensor) not in of_model}
 
+    @_lasting
     def _push(self, with_optimizer: bool = True, at_least: int = 0) -> None:
         """Module and optimizer -> arena. ``at_least``: updates that were made, of which each parameter may have had fewer. The module's tensors then are those in the arena, where that is possible."""
         for name, tensor in self._values.items():
@@ -942,6 +946,7 @@ class Step:
         """For who reads the module: without the optimizer's states, where these need all ranks."""
         self._sync({"module"} if self._divided else {"module", "optimizer"})
 
+    @_lasting
     def _sync(self, what: set[str], without_others: bool = False) -> None:
         what = what & self._stale
         if not what:
@@ -991,6 +996,7 @@ class Step:
             if group and (product := optimizers.mu_product(group, made)) is not None:
                 state["mu_product"] = torch.tensor(product)
 
+    @_lasting
     def _let_go(self) -> None:
         """Module and optimizer get tensors of their own for those in the step's memory."""
         ours = set(self._places.values())
@@ -1074,6 +1080,7 @@ class Step:
                 os.unlink(partial)
             raise
 
+    @_lasting
     def load(self, path: Union[str, os.PathLike]) -> None:
         """Goes on where ``save`` stopped."""
         with open(path, "rb") as file:
@@ -1249,7 +1256,7 @@ def compile(
 
     taken: list[Tensor] = []
     try:
-        with interruptible():
+        with interruptible(), torch.inference_mode(False):
             return (prepared() if ranks is None else ranks.together(prepared))()
     except BaseException:
         bring_back(taken)

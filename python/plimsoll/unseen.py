@@ -140,6 +140,10 @@ class Watch:
             reason = "the step would not call this hook; leave it out, or write what it does to the gradient as a torch.autograd.Function"
             self._tell(self.told, f"Tensor.{name}", "", reason)
 
+    def sees_seed(self) -> None:
+        reason = "what a step draws is another in every step, and no seed of the forward pass's changes that; draw what is to stay the same once, into a buffer, or give it with the batch"
+        self._tell(self.told, "torch.manual_seed", "", reason)
+
     def sees_assignment(self, module: nn.Module, name: str, value: Any) -> None:
         if not isinstance(value, Tensor):
             return
@@ -237,6 +241,13 @@ def watched(step: nn.Module) -> Iterator[Watch]:
 
     for name in hooks:
         setattr(Tensor, name, watched_hook(name))
+    seed = torch.manual_seed
+
+    def watched_seed(number: int) -> torch.Generator:
+        watch.sees_seed()
+        return seed(number)
+
+    torch.manual_seed = torch.random.manual_seed = watched_seed
     inference = torch.inference_mode.__enter__, torch.inference_mode.__exit__
     torch.inference_mode.__enter__, torch.inference_mode.__exit__ = _enter_no_grad, _exit_no_grad  # type: ignore[method-assign]
     nn.Module.to = to_what_it_is  # type: ignore[method-assign,assignment]
@@ -248,6 +259,7 @@ def watched(step: nn.Module) -> Iterator[Watch]:
     finally:
         for name, hook in hooks.items():
             delattr(Tensor, name) if hook is None else setattr(Tensor, name, hook)
+        torch.manual_seed = torch.random.manual_seed = seed
         torch.inference_mode.__enter__, torch.inference_mode.__exit__ = inference  # type: ignore[method-assign]
         del kind.__getattribute__
         if apply is None:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .aten import Refusal
-from .aten.registry import Expanded, broadcast
+from .aten.registry import OTHER_FLOATS, Expanded, broadcast
 from .capture import Captured
 from .divide import Division, Place
 from .program import Program, module_path, source_line
@@ -336,12 +336,13 @@ class Writer:
     def _from_outside(self, i: int) -> Union[str, Expanded]:
         node, source = self.program.nodes[i], self.program.sources.get(i)
         dtype = DTYPES.get(self.dtype(node))
-        if dtype is None:
-            raise Refusal(f"its dtype is {self.dtype(node)}")
-        if source is not None and source.kind == "input":
+        if source is not None and source.kind == "input" and self.dtype(node) in OTHER_FLOATS:
             readers = [user for user in node.users if _operator(user) != "_assert_tensor_metadata"]
-            if dtype == "f64" and all(_operator(user) == "_to_copy" and self.dtype(user) == torch.float32 for user in readers):
-                dtype = "f32"  # as loaders give numbers of Python's; it comes as what it is made at once
+            if all(_operator(user) == "_to_copy" and self.dtype(user) == torch.float32 for user in readers):
+                dtype = "f32"  # as loaders give numbers of Python's, and files halves; it comes as what it is made at once
+        if dtype is None:
+            raise Refusal(f"its dtype is {self.dtype(node)}; make it torch.float32 first of all (x.float()), or in the loader")
+        if source is not None and source.kind == "input":
             return self._declare(source.name, self.shape(node), dtype, "input")
         if i in self.captured.prelude.names:
             return self._declare(self.captured.prelude.names[i], self.shape(node), dtype, "input")

@@ -315,7 +315,13 @@ def by_dictionary(weights):
     return lambda out, b: weighted(out, b, both["first"])
 
 
-@pytest.mark.parametrize("of", [by_global, by_closure, by_entries, by_dictionary, lambda weights: Losses(weights).of], ids=["global", "closure", "list", "dictionary", "method"])
+def by_partial(weights):
+    return functools.partial(weighted, weights=weights)
+
+
+@pytest.mark.parametrize(
+    "of", [by_global, by_closure, by_entries, by_dictionary, by_partial, lambda weights: Losses(weights).of], ids=["global", "closure", "list", "dictionary", "partial", "method"]
+)
 def test_parameters_that_are_variables_are_trained(of, tmp_path):
     def run(ours):
         model = made(Net)
@@ -367,7 +373,7 @@ def test_a_parameter_that_no_name_leads_to_is_told():
     model, weights = made(Net), nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([*model.parameters(), weights], lr=0.1)
     with pytest.raises(ValueError, match="neither the model has"):
-        plimsoll.compile(model, optimizer, loss=functools.partial(weighted, weights=weights), example=labelled(0), **LIMITS)
+        plimsoll.compile(model, optimizer, loss=lambda out, b, weights=weights: weighted(out, b, weights), example=labelled(0), **LIMITS)
 
 
 def test_parts_of_a_module_beside_that_are_others_are_told():

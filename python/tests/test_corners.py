@@ -43,6 +43,8 @@ def test_on_bounds_and_among_equal_elements():
             "amax": lambda x: x.amax(-1),
             "cummax": lambda x: x.cummax(-1)[0],
             "cummin": lambda x: x.cummin(1)[0],
+            "fmax": lambda x: torch.fmax(torch.where(x > 0.7, math.nan, x.flip(2) + 0.3), x),
+            "fmin": lambda x: torch.fmin(x, torch.where(x > 0.7, math.nan, x.flip(2) + 0.3)),
             "margin": lambda x: F.margin_ranking_loss(x[:, 0], x[:, 1], torch.ones_like(x[:, 0]), margin=1.0),
             "hinge": lambda x: F.hinge_embedding_loss(x, -torch.ones_like(x), margin=1.0),
         },
@@ -226,3 +228,60 @@ def test_a_batch_of_which_every_label_is_ignored_trains_nothing():
             models.append(model)
         assert losses[1] == pytest.approx(losses[0], rel=1e-5, nan_ok=True), name
         assert torch.allclose(models[0].weight, models[1].weight, rtol=1e-5, atol=1e-6), name
+
+
+def test_the_median_of_all_among_equal_elements():
+    check({"median": lambda x: x.median() * x, "of_one": lambda x: x[0, 0, 0].median()}, torch.tensor([1.0, 0, 0, 2, 0, 1]).repeat(4).reshape(2, 2, 6))
+
+
+def stepped(forward, *batch: Tensor, shape: tuple[int, ...] = (6,)) -> tuple[list[float], list[float]]:
+    """Losses of some steps in turns with PyTorch, which trains a parameter p of that shape by ``forward(p, *batch)``."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.linspace(-1, 1, math.prod(shape)).reshape(shape))
+
+        def forward(self, *batch):
+            return forward(self.p, *batch)
+
+    ours, theirs = Own(), Own()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    call = lambda model, batch: model(*batch)  # noqa: E731
+    step = plimsoll.compile(ours, torch.optim.SGD(ours.parameters(), lr=0.1), example=batch, memory="16MiB", costs="estimated", call=call)
+    found, expected = [], []
+    for _ in range(3):
+        found.append(step(batch))
+        optimizer.zero_grad()
+        loss = theirs(*batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    return found, expected
+
+
+COUNTED_FROM_THE_END = {
+    "rows": lambda p, x, at: ((x * p)[at] * x).sum().sin(),
+    "padding": lambda p, x, at: torch.where((at < 0)[:, None], 0.0, (x * p)[at]).square().mean(),
+    "columns": lambda p, x, at: ((x * p)[:, at - 1] * at).square().mean(),
+    "both": lambda p, x, at: (x * p)[torch.arange(len(x)), at].square().sum(),
+    "lengths": lambda p, x, at: (x * p)[torch.arange(len(x)), at.clamp(min=0) - 1].square().sum(),
+    "written": lambda p, x, at: (x * p).index_put((torch.arange(len(x)), at), x[:, 0]).square().mean(),
+    "added": lambda p, x, at: (x * p).index_put((at - 1,), x * p, accumulate=True).square().mean(),
+    "of_the_parameter": lambda p, x, at: ((x * p)[:, p.argmax().view(1) - 6] * x).square().mean() + p[at].mean(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_FROM_THE_END)
+def test_indices_of_a_batch_that_count_from_the_end(name: str):
+    x = torch.linspace(-1, 2, 24).reshape(4, 6)
+    found, expected = stepped(COUNTED_FROM_THE_END[name], x, torch.tensor([-1, 2, 0, -3]))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_distances_of_few_rows_are_those_of_their_differences():
+    points = torch.tensor([[[30.0, 40.0], [30.0, 40.001], [30.25, 40.0]]])
+    found, expected = stepped(lambda p, x: torch.cdist(x + p, x + p.detach()).sum((0, 2)).square().sum(), points, shape=(1, 2))
+    assert found == pytest.approx(expected, rel=1e-3)
+    found, expected = stepped(lambda p, x: torch.cdist((x + p).repeat(1, 9, 1), x, compute_mode="donot_use_mm_for_euclid_dist").mean(), points, shape=(1, 2))
+    assert found == pytest.approx(expected, rel=1e-3)

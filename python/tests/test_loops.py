@@ -94,6 +94,25 @@ def test_they_stay_so_for_batches_of_another_size_behind_an_evaluation():
     expect_equal(found, expected)
 
 
+def test_what_is_read_or_evaluated_in_inference_mode_is_trained_on_by_either():
+    found, expected = normed(), normed()
+    mine, theirs = (torch.optim.Adam(m.parameters(), lr=0.01, eps=1e-3) for m in (found, expected))
+    with torch.inference_mode():
+        step = compiled(found, mine)
+    for i in range(4):
+        step(BATCH)
+        with torch.inference_mode():
+            batch = BATCH[0][: 8 - i] + 0.0, BATCH[1][: 8 - i].clone()
+            found.eval()
+            assert step.evaluate(batch) == pytest.approx(entropy(found(batch[0]), batch).item(), rel=1e-4)
+            found.train()
+            assert len(mine.state_dict()["state"]) == 6
+        by_pytorch(found, mine)
+        for _ in range(2):
+            by_pytorch(expected, theirs)
+    expect_equal(found, expected)
+
+
 def test_a_model_in_evaluation_mode_is_trained_as_by_train():
     class Frozen(nn.Sequential):
         def train(self, mode=True):
@@ -540,14 +559,15 @@ def test_numbers_that_are_read_indirectly_are_followed(make, loss, put):
     put(1.0, found)
 
 
-def test_numbers_of_python_in_a_batch_are_cast():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_floats_in_a_batch_are_cast(dtype):
     class Weighted(nn.Linear):
         def forward(self, x, weight):
             return super().forward(x) * weight.float()[:, None]
 
     torch.manual_seed(0)
     model = Weighted(10, 5)
-    batch = BATCH[0], torch.rand(8, dtype=torch.float64), BATCH[1]
+    batch = BATCH[0], torch.rand(8).to(dtype), BATCH[1]
     loss = lambda output, batch: F.cross_entropy(output, batch[2])  # noqa: E731
     expected = loss(model(*batch[:2]), batch).item()
     step = compiled(model, sgd(model), loss=loss, example=batch, call=lambda model, batch: model(*batch[:2]))

@@ -34,6 +34,7 @@ KINDS = {
     "by_a_factor": lambda x: torch.cholesky_solve(x[..., :2], linalg.cholesky(positive(x))) + torch.cholesky_inverse(linalg.cholesky(positive(x)))[..., :2],
     "triangular": lambda x: linalg.solve_triangular(x.tril() + 2 * torch.eye(4, dtype=x.dtype), x[..., :2], upper=False),
     "triangular_upper": lambda x: linalg.solve_triangular(x + 2 * torch.eye(4, dtype=x.dtype), x, upper=True),
+    "unit_triangles": lambda x: sum(linalg.solve_triangular(x, x[..., :2], upper=upper, unitriangular=True) for upper in (False, True)),
     "normal": lambda x: torch.distributions.MultivariateNormal(x[..., 0], covariance_matrix=positive(x)).log_prob(x[..., 1]),
     "exponential": torch.matrix_exp,
     "reflections": lambda x: linalg.householder_product(x[..., :3].tril(-1), x[..., 3, :3]),

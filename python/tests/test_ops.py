@@ -535,6 +535,7 @@ PRODUCTS = {
     "atan2": lambda x: torch.atan2(x, x.roll(1, -1)),
     "fmod": lambda x: torch.fmod(x, 0.7),
     "addmv": lambda x: torch.addmv(x[0, 0, :, 0], x[0, 0], x[1, 1, 1]),
+    "addbmm": lambda x: torch.addbmm(x[0, 0] @ x[0, 0].mT, x[:, 0], x[:, 1].mT, beta=0.5),
     "any": lambda x: x * (x > 1).any(-1, keepdim=True) + x * (x > -1).all(1, keepdim=True),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import cProfile
+import functools
+import importlib
 import pstats
 import sys
 from types import SimpleNamespace
@@ -86,6 +88,67 @@ def test_a_number_of_the_loss_is_followed():
 
     step = expect_same(change, 4, loss=lambda output, batch: factor * F.cross_entropy(output, batch[1]) * weight[0])
     assert len(step._shapes) == 2
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        self.factor = 1.0
+
+
+class Named(dict):
+    """Its entries are attributes."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+def weighed(output, batch, settings=None, factor=1.0):
+    return F.cross_entropy(output, batch[1]) * (settings.factor if settings else factor)
+
+
+@pytest.mark.parametrize("way, make", [("default", Slotted), ("keyword", lambda: Named(factor=1.0)), ("partial", SimpleNamespace)], ids=["default", "keyword", "partial"])
+def test_what_settings_hold_is_followed_however_the_loss_has_them(way, make):
+    settings = make()
+    settings.factor = 1.0
+    ways = {
+        "default": lambda output, batch, settings=settings: weighed(output, batch, settings),
+        "keyword": lambda output, batch, *, settings=settings: weighed(output, batch, settings),
+        "partial": functools.partial(weighed, settings=settings),
+    }
+    step = expect_same(lambda model, i: setattr(settings, "factor", 1.0 if i < 2 else 0.25), 4, loss=ways[way])
+    assert len(step._shapes) == 2
+
+
+def test_what_a_partial_function_binds_is_followed():
+    loss = functools.partial(weighed, factor=1.0)
+    expect_same(lambda model, i: loss.keywords.update(factor=1.0 + i // 2), 6, loss=loss)
+
+
+def test_a_variable_of_another_file_is_followed(tmp_path, monkeypatch):
+    (tmp_path / "my_settings.py").write_text("factor = 1.0\ndef scaled(x):\n    return x * factor\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    my_settings = importlib.import_module("my_settings")
+    for loss in (lambda output, batch: my_settings.factor * F.cross_entropy(output, batch[1]), lambda output, batch: my_settings.scaled(F.cross_entropy(output, batch[1]))):
+        step = expect_same(lambda model, i: setattr(my_settings, "factor", 1.0 if i < 2 else 0.25), 4, loss=loss)
+        assert len(step._shapes) == 2
+
+
+def test_another_function_in_an_attribute_is_followed():
+    class Activated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.inner, self.act = nn.Linear(4, 3), F.relu
+
+        def forward(self, x):
+            return self.act(self.inner(x))
+
+    def change(model, i):
+        model.act = (F.relu, torch.tanh, lambda y: y * 2.0, lambda y: y * 3.0, lambda y: y * 4.0, F.relu)[i]
+
+    expect_same(change, 6, make=Activated)
 
 
 def test_a_layer_of_pytorch_is_followed():

@@ -425,6 +425,79 @@ def test_parameters_that_share_some_elements_are_refused():
         compiled(Sharing())
 
 
+def test_one_memory_under_two_names_is_refused_where_it_is_trained():
+    class Buffer(Squares):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shadow", self.inner.weight.data)
+
+        def forward(self, x):
+            return (self.inner(x) * (x @ self.shadow.T)).mean()
+
+    class Attribute(Squares):
+        def __init__(self):
+            super().__init__()
+            self.kept = [self.inner.bias.detach()]
+
+        def forward(self, x):
+            return (self.inner(x) * self.kept[0]).mean()
+
+    class Twice(Squares):
+        def __init__(self):
+            super().__init__()
+            self.again = nn.Parameter(self.inner.bias.detach())
+
+        def forward(self, x):
+            return (self.inner(x) * self.again).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="'shadow' lies in the memory of the parameter 'inner.weight'"):
+        compiled(Buffer())
+    with pytest.raises(plimsoll.Unsupported, match="beside the module's own tensors lies in the memory of the parameter 'inner.bias'"):
+        compiled(Attribute())
+    with pytest.raises(ValueError, match="the memory of '.*' twice"):
+        compiled(Twice())
+
+
+def test_a_buffer_that_changes_and_has_a_second_name_is_refused():
+    class Named(Squares):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("last", self.mean)
+
+        def forward(self, x):
+            self.mean.mul_(0.9).add_(x[0, :3])
+            return (self.inner(x) + self.last).square().mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="under a second name"):
+        compiled(Named())
+
+
+def test_numbers_that_a_seed_or_a_generator_of_the_forward_pass_draws_are_refused():
+    class Seeded(Squares):
+        def forward(self, x):
+            torch.manual_seed(3)
+            return (self.inner(x) + torch.randn(3)).square().mean()
+
+    class Own(Squares):
+        def forward(self, x):
+            return (self.inner(x) + torch.rand(3, generator=torch.Generator().manual_seed(3))).square().mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="torch.manual_seed .*into a buffer"):
+        compiled(Seeded())
+    with pytest.raises(plimsoll.Unsupported, match="aten.rand.generator .*into a buffer"):
+        compiled(Own())
+
+
+def test_what_writes_into_the_batch_is_told_to_copy_it():
+    class Writes(Squares):
+        def forward(self, x):
+            return super().forward(x.mul_(2.0))
+
+    with pytest.raises(plimsoll.Unsupported, match="tensor 1 of the batch.*clone"):
+        compiled(Writes())
+
+
 def test_one_norm_under_two_names_is_one():
     class Again(nn.Module):
         def __init__(self):

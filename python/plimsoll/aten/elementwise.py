@@ -10,7 +10,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .experts import EXACT, bound, whole
-from .registry import CONVERTERS, Arguments, Refusal, converts
+from .registry import CONVERTERS, OTHER_FLOATS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -105,6 +105,9 @@ EXPRESSIONS = {
     "div.Scalar": "div({self},{other})",
     "maximum.default": "max({self},{other})",
     "minimum.default": "min({self},{other})",
+    # One that is NaN does not count; equal ones have halves of the gradient.
+    "fmax.default": "where(eq({self},{other}),max({self},{other}),where(or(gt({self},{other}),ne({other},{other})),{self},{other}))",
+    "fmin.default": "where(eq({self},{other}),min({self},{other}),where(or(lt({self},{other}),ne({other},{other})),{self},{other}))",
     "pow.Tensor_Tensor": "pow({self},{exponent})",
     "pow.Scalar": "pow({self},{exponent})",
     "remainder.Tensor": "sub({self},mul({other},floor(div({self},{other}))))",
@@ -412,7 +415,7 @@ def celu(w: "Writer", node: Node, a: Arguments):
 @converts("_to_copy.default")
 def to_copy(w: "Writer", node: Node, a: Arguments):
     before, after = w.dtype(a["self"]), w.dtype(node)
-    if before == after or {before, after} <= {torch.float32, torch.bool} or (before, after) == (torch.float64, torch.float32):
+    if before == after or {before, after} <= {torch.float32, torch.bool} or (before in OTHER_FLOATS and after == torch.float32):
         if after == torch.bool and before != torch.bool:
             return w.pointwise("ne({0},0.0)", [a["self"]])
         if w.dtype_of[w.value(a["self"])] == "f32":

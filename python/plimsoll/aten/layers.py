@@ -81,13 +81,15 @@ def bilinear(w: "Writer", node: Node, a: Arguments):
     return w.reshape(w.emit("MatMul", inputs, [rows, outer, 1], {"transpose_a": 0, "transpose_b": 0}), w.shape(node))
 
 
-@converts("addmm.default", "baddbmm.default", "addmv.default")
+@converts("addmm.default", "baddbmm.default", "addbmm.default", "addmv.default")
 def addmm(w: "Writer", node: Node, a: Arguments):
     if "vec" in a:
         x, y = a["mat"], a["vec"]
     else:
         x, y = (a["mat1"], a["mat2"]) if "mat1" in a else (a["batch1"], a["batch2"])
     result = w.reshape(product(w, x, y), broadcast([w.shape(x)[:-1] + (w.shape(y)[-1:] if len(w.shape(y)) > 1 else [])]))
+    if "addbmm" in str(node.target):
+        result = w.reduce(result, "sum", [0], False, "of_all")
     if a["alpha"] == 1 and a["beta"] == 1:
         return w.pointwise("add({0},{1})", [result, a["self"]], "bias")
     return w.pointwise("add(mul({0},{2}),mul({1},{3}))", [result, a["self"], a["alpha"], a["beta"]], "bias")

@@ -167,10 +167,10 @@ def triangular_solution(w: "Writer", node: Node, a: Arguments):
     if not a["left"]:
         raise Refusal("linalg.solve_triangular with left=False; transpose both")
     n = w.shape(a["self"])[-1]
-    triangle = torch.triu(torch.ones(n, n)) if a["upper"] else torch.tril(torch.ones(n, n))
-    if a["unitriangular"]:
-        raise Refusal("linalg.solve_triangular with unitriangular")
-    own = w.value(w.pointwise("mul({0},{1})", [a["self"], w.add_constant(triangle)], "triangle"))
+    has_ones = int(a["unitriangular"])  # on its diagonal, whatever stands there
+    triangle = torch.triu(torch.ones(n, n), has_ones) if a["upper"] else torch.tril(torch.ones(n, n), -has_ones)
+    form = "add(mul({0},{1}),{2})" if has_ones else "mul({0},{1})"
+    own = w.value(w.pointwise(form, [a["self"], *map(w.add_constant, (triangle, torch.eye(n))[: 1 + has_ones])], "triangle"))
     before = torch.broadcast_shapes(tuple(w.shape(a["self"])[:-2]), tuple(w.shape(a["B"])[:-2]))
     if list(before) != w.shape(a["self"])[:-2]:
         own = w.emit("Expand", [own], [*before, n, n], {"shape": [*before, n, n]}, "expand")

@@ -99,7 +99,16 @@ def in_order(w: "Writer", node: Node, a: Arguments):
     w.dtype_of[places] = "i64"
     after = [1 if d == dim else n for d, n in enumerate(shape) if a.get("keepdim") or d != dim]
     value, place = (w.reshape(w.slice(t, dim, k - 1, 1), after) for t in (y, places))
-    return (value, place) if "dim" in a else value
+    if "dim" in a:
+        return value, place
+    return _mean_of_equal(w, x, value) if w.is_trained(a["self"]) else value
+
+
+def _mean_of_equal(w: "Writer", x: str, value: str) -> str:
+    """One number of x, whose gradient goes in equal parts to all that are equal to it."""
+    equal = w.value(w.pointwise("eq({0},{1})", [x, w.emit("StopGradient", [value], [], part="found")], "equal"))
+    total, number = (w.reduce(t, "sum", [0], False, part) for t, part in ((w.value(w.pointwise("where({1},{0},0.0)", [x, equal], "own")), "total"), (equal, "number")))
+    return w.pointwise("div({0},{1})", [total, number])
 
 
 @converts("quantile.default", "quantile.scalar")
@@ -195,15 +204,18 @@ def any_or_all(w: "Writer", node: Node, a: Arguments):
     return w.reduce(truth, "max" if name == "any" else "min", dims, bool(a.get("keepdim")), "")
 
 
+_MOST_ROWS_APART = 25  # of each side, as in PyTorch
+
+
 @converts("_cdist_forward.default")
 def distances(w: "Writer", node: Node, a: Arguments):
-    """|x - y| by |x|^2 + |y|^2 - 2 x y', of each row of x with each of y. Where it is 0 its gradient is 0."""
-    from .layers import product
-
+    """|x - y|, of each row of x with each of y. Where it is 0 its gradient is 0. By |x|^2 + |y|^2 - 2 x y' where PyTorch does it so,
+    since that leaves of small distances little but rounding."""
     x, y = a["x1"], a["x2"]
-    if a["p"] != 2.0:
-        return _distances_of_order(w, node, x, y, float(a["p"]))
     (*_, rows, width), (*_, columns, _) = w.shape(x), w.shape(y)
+    mode = a["compute_mode"] or 0  # 0: by products of matrices where there are many rows, 1: always, 2: never
+    if a["p"] != 2.0 or mode == 2 or (mode == 0 and max(rows, columns) <= _MOST_ROWS_APART):
+        return _distances_of_order(w, node, x, y, float(a["p"]))
     batch = w.shape(node)[:-2]
     squares = [w.reduce(w.pointwise("square({0})", [t], "square"), "sum", [len(w.shape(t)) - 1], True) for t in (x, y)]
     other = w.reshape(squares[1], [*w.shape(y)[:-2], 1, columns])

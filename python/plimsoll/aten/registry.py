@@ -22,6 +22,7 @@ Result = Union[str, tuple, Any]
 Converter = Callable[["Writer", Node, Arguments], Result]
 
 CONVERTERS: dict[str, Converter] = {}
+OTHER_FLOATS = frozenset({torch.float64, torch.float16, torch.bfloat16})  # that a batch may have, to be made torch.float32 at once
 
 
 @dataclass

@@ -364,7 +364,7 @@ def gather(w: "Writer", node: Node, a: Arguments):
 
 @converts("index.Tensor")
 def index(w: "Writer", node: Node, a: Arguments):
-    """x[..., i, j, ...]: of one index IndexSelect; of several side by side Index, with their dimensions in front."""
+    """x[..., i, j, ...]: of one index IndexSelect; of several side by side Index, with their dimensions in front, which counts negative ones from the end."""
     x, indices = a["self"], list(a["indices"])
     at = [d for d, index in enumerate(indices) if index is not None]
     if any(w.dtype(indices[d]) in (torch.bool, torch.uint8) for d in at):
@@ -372,9 +372,10 @@ def index(w: "Writer", node: Node, a: Arguments):
     before, after = w.shape(x), w.shape(node)
     if len(at) == 1:
         d, own = at[0], indices[at[0]]
-        flat = w.reshape(_not_negative(w, own, before[d]), [math.prod(w.shape(own))], "indices")
+        wraps = d == 0 and _may_be_negative(w, own)
+        flat = w.reshape(_not_negative(w, own, before[d], wraps), [math.prod(w.shape(own))], "indices")
         selected = before[:d] + w.shape_of[flat] + before[d + 1 :]
-        return w.reshape(w.emit("IndexSelect", [x, flat], selected, {"axis": d}), after)
+        return w.reshape(w.emit("Index", [x, flat], selected) if wraps else w.emit("IndexSelect", [x, flat], selected, {"axis": d}), after)
     k, rank = len(at), len(before)
     first = at[0] if at == list(range(at[0], at[0] + k)) else 0  # with a slice between them, theirs are the first dimensions
     order = at + [d for d in range(rank) if d not in at]
@@ -387,12 +388,25 @@ def index(w: "Writer", node: Node, a: Arguments):
     return w.permute(result, back, "back")
 
 
-def _not_negative(w: "Writer", index: Node, size: int) -> str:
-    """The index counted from the front; one that PyTorch computes for every batch is taken to be so."""
+def _may_be_negative(w: "Writer", index: Node) -> bool:
+    """Of an index that no constant gives."""
+    from .experts import extent
+
+    known = extent(w, index)
+    return w.constant(index) is None and (known is None or known[0] < 0)
+
+
+def _not_negative(w: "Writer", index: Node, size: int, wraps: bool = True) -> str:
+    """The index counted from the front. Of those that no constant gives, ``wraps`` says that their reader does it."""
+    from .experts import EXACT
+
     value = w.constant(index)
-    if value is None or not bool((value < 0).any()):
+    if value is not None and bool((value < 0).any()):
+        return w.add_constant(torch.where(value < 0, value + size, value))
+    if wraps or size >= EXACT or not _may_be_negative(w, index):
         return w.value(index)
-    return w.add_constant(torch.where(value < 0, value + size, value))
+    front = w.pointwise("add({0},mul(lt({0},0.0),{1}))", [index, float(size)], "front")
+    return w.emit("Cast", [front], w.shape(index), {"dtype": "i64"}, dtype="i64")
 
 
 @converts("embedding.default")
