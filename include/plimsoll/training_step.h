@@ -199,9 +199,10 @@ class TrainingStep {
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
   Bytes peak_before_swap_;
-  std::vector<TensorId> learning_rates_;        // by group
-  std::vector<GroupUpdate> groups_;             // the same
-  std::vector<std::shared_ptr<const ParameterGroup>> told_;  // the same: by set_group; of an empty one, for what goes on from here
+  std::vector<TensorId> learning_rates_;  // by group
+  std::vector<GroupUpdate> groups_;       // the same
+  std::vector<std::shared_ptr<const ParameterGroup>>
+      told_;                                    // the same: by set_group; of an empty one, for what goes on from here
   std::vector<std::vector<TensorId>> factors_;  // the same: of updates by formulas, where UpdateRule::factors go
   std::vector<double> rates_;                   // one for all
   TensorId step_number_, seed_tensor_;

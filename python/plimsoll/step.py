@@ -904,7 +904,8 @@ class Step:
 
     @_lasting
     def _push(self, with_optimizer: bool = True, at_least: int = 0) -> None:
-        """Module and optimizer -> arena. ``at_least``: updates that were made, of which each parameter may have had fewer. The module's tensors then are those in the arena, where that is possible."""
+        """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible. ``at_least``: updates that were made, of which each
+        parameter may have had fewer."""
         for name, tensor in self._values.items():
             if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
                 self._set(name, tensor)

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "plimsoll/models.h"
 
 namespace plimsoll {
@@ -231,6 +233,40 @@ TEST(NetworkStep, TakesSettingsOfAGroupAsIfItWereCompiledWithThem) {
         other{.momentum = 0.7, .weight_decay = 0.02, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6};
     EXPECT_EQ(trained(one, other), trained(other, other)) << optimizer;
     EXPECT_NE(trained(one, other), trained(one, one)) << optimizer;
+  }
+}
+
+// A network that trains nothing of the group is in use when its settings are told; with nadam its updates are one behind then.
+TEST(NetworkStep, KeepsSettingsOfAGroupThatTheNetworkInUseDoesNotTrain) {
+  for (const std::string optimizer : {"sgd", "adamw", "nadam"}) {
+    const auto trained = [&](bool is_told_there) {
+      TrainOptions options = options_of(optimizer);
+      options.optimizer.groups.push_back(options.optimizer.groups[0]);
+      ParameterGroup &body = options.optimizer.groups[0], &head = options.optimizer.groups[1];
+      const auto of_head = [](const std::string& name) { return name.starts_with("fc."); };
+      std::erase_if(body.parameters, of_head);
+      std::erase_if(head.parameters, std::not_fn(of_head));
+      EXPECT_EQ(head.parameters.size(), 2u);
+      Network without_head = network_of(2);
+      std::erase_if(without_head.objectives[0].parameters,
+                    [&](TensorId id) { return of_head(without_head.graph.tensor(id).name); });
+      const auto network = open(network_of(2), options);
+      EXPECT_EQ(std::get<size_t>(network->add_shape(without_head)), 1u);
+      const auto train = [&](size_t shape) {
+        network->use(shape);
+        feed(network->step(), 2, 7);
+        network->step().run(std::vector<double>{0.05, 0.05});
+      };
+      const ParameterGroup told{.momentum = 0.7, .weight_decay = 0.02, .behind = optimizer == "nadam" ? 1 : 0};
+      if (!is_told_there) network->step().set_group(1, told);
+      train(1);
+      if (is_told_there) network->step().set_group(1, told);
+      train(0);
+      train(1);
+      train(0);
+      return network->step().weights_sha256();
+    };
+    EXPECT_EQ(trained(true), trained(false)) << optimizer;
   }
 }
 
