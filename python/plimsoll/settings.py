@@ -459,7 +459,8 @@ class Settings:
 
     def leave(self, buffers: Mapping[int, Tensor]) -> None:
         """Steps change these from now on."""
-        self.forget([i for i, now in enumerate(self._now()) if id(now) in buffers])
+        if changing := [i for i, now in enumerate(self._now()) if id(now) in buffers]:
+            self.forget(changing)
 
     def _is_as(self, i: int, held: list, now: Any) -> bool:
         before = held[i]
