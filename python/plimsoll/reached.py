@@ -18,10 +18,12 @@ from .forms import Form, states_of
 from .optimizers import Group
 
 
-def beyond(form: Form, in_optimizer: Collection[int]) -> list[str]:
-    """The parameters that a batch would train, and the buffers that it would change, of which what the memory is laid out for has none. ``in_optimizer``: the optimizer's parameters, by id."""
+def beyond(form: Form, base: Form, in_optimizer: Collection[int]) -> list[str]:
+    """The parameters that a batch would train, and the buffers that it would change, of which ``base``, what the memory is laid out for, has no states, or which it
+    only reads. ``in_optimizer``: the optimizer's parameters, by id."""
     captured, fed = form.captured, form.fed
     more = [name for name, parameter in captured.parameters.items() if name in fed and parameter.requires_grad and id(parameter) in in_optimizer]
+    more += sorted(form.trained - base.trained)
     changed = captured.first.updates
     return more + [name for name in captured.buffers if name in fed and (more or name in changed)]
 
@@ -54,8 +56,9 @@ def with_states_of(base: Form, other: Form, names: Sequence[str]) -> Optional[Fo
         one = add("Reshape", f"{name}/kept.scalar", [one], [], shape=[])
         loss = add("Pointwise", f"{name}/kept", [loss, one], [], expression="where(lt(abs(x1),-1.0),x1,x0)")
     inputs = [tensor for tensor in section["tensors"] if tensor["role"] == "input"]
+    has = states_of(section)
     others = [tensor for tensor in section["tensors"] if tensor["role"] != "input"]
-    section = {**section, "tensors": [*inputs, *tensors, *others], "ops": ops, "objectives": [{"loss": loss}]}
+    section = {**section, "tensors": [*inputs, *(tensor for tensor in tensors if tensor["name"] not in has), *others], "ops": ops, "objectives": [{"loss": loss}]}
     values = {**base.converted.values, **{name: other.converted.values[name] for name in names if name in other.converted.values}}
     return Form(base.captured, replace(base.converted, document={**base.converted.document, "training": section}, values=values))
 

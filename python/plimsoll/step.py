@@ -664,7 +664,8 @@ class Step:
         """Has the states of all that this batch trains, and counts the updates of what not all batches train apart. The form, by the states as they are then."""
         members = set(itertools.chain.from_iterable(self._in_groups))
         self._settings.leave(reached.changed_buffers(form.captured))
-        base, more = self._based_on, reached.beyond(form, members)
+        base = self._based_on
+        more = reached.beyond(form, base, members)
         if more:
             base = reached.with_states_of(base, form, more) if self._ranks is None else None
             if base is None:
@@ -686,7 +687,7 @@ class Step:
                 " the step is compiled"
             )
         if self._core.accumulated:
-            raise ValueError(_OTHERS_ACCUMULATED.format(min(form.trained ^ self._summed)))
+            raise ValueError(_OTHERS_ACCUMULATED.format(min(form.trained ^ self._summed, default=more[0] if more else "")))
         before, options = (self._first, self._based_on, self._groups), json.loads(self._options)
         told = self._options
         options["optimizer"]["groups"] = reached.told(groups)
@@ -981,14 +982,16 @@ class Step:
             ours = self._states_of(name)
             if not ours or left & set(ours.values()):
                 continue
+            group = group_of.get(name)
+            number = made - (group.behind if group else 0)
+            if number == 0:
+                continue  # no batch has trained it, and PyTorch has no states of it
             state = keep_states_of(self._optimizer, parameter)
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
                 like = parameter.new_empty(optimizers.state_shape(theirs, parameter), device="meta")
                 state[theirs] = self._new(like, core_name) if view is None else shaped_like(view, like)
-            group = group_of.get(name)
             if self._kind not in optimizers.UNCOUNTED:
-                number = made - (group.behind if group else 0)
                 state["step"] = optimizers.number_as_theirs(self._optimizer, number)
             if self._kind == "fairseq_adafactor":  # of the parameter as it is now, which the next update makes anew
                 values = self._core.state(name)
@@ -1049,7 +1052,9 @@ class Step:
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
         self._sync_module()  # what nobody has read since it was trained
-        self._push("optimizer" not in self._stale)
+        made = self._core.number
+        counted_alike = optimizers.are_as_counted(self._optimizer, self._groups, self._captured.parameters, made)
+        self._push("optimizer" not in self._stale, made if counted_alike else 0)
         self._stale = self._stale & {"optimizer"}
 
     # --- files ---
@@ -1104,7 +1109,7 @@ class Step:
         self._seed = content["seed"]
         torch.set_rng_state(content["torch_rng"])
         _made[self._optimizer] = content["number"]
-        self._push()
+        self._push(at_least=content["number"])
         self._core.start_at(content["number"], self._seed)
         self._stale = set()
 
@@ -1233,13 +1238,12 @@ def compile(
             if key_of(batch) not in dict(forms):
                 other = capture_as(batch, True)
                 form = Form(other, convert(other, label_dtype="i32"), base)
-                if more := reached.beyond(form, members):
+                if more := reached.beyond(form, base, members):
                     if (wider := reached.with_states_of(base, form, more)) is None:
                         raise ValueError(f"'{more[0]}' is trained by one of shapes= and not by example=, and is no parameter of float32: give a batch that trains it as example=")
                     base, form = wider, Form(other, convert(other, label_dtype="i32"), wider)
                 forms.append((key_of(batch), form))
-        if len(forms) > 1:
-            groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
+        groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
         folder = folder_of(spill)
         files = None if folder is None else Files(folder)
         if files is not None:
