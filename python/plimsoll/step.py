@@ -691,9 +691,6 @@ class Step:
         before, options = (self._first, self._based_on, self._groups), json.loads(self._options)
         told = self._options
         options["optimizer"]["groups"] = reached.told(groups)
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         try:
             self._first, self._based_on, self._groups = base if more else self._first, base, groups
             self._open_again(json.dumps(options))
@@ -771,9 +768,6 @@ class Step:
             self.sync()
         if not less:
             return True
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         before = self._options
         try:
             self._open_again(json.dumps(json.loads(before) | {"arena_bytes": needed}))
@@ -800,9 +794,6 @@ class Step:
             needed["minimum_bytes"] = min(needed["minimum_bytes"], own["minimum_bytes"])
             return False
         self.sync()
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         self._based_on, self._shapes[key] = form, (form, 0)
         try:
             self._open_again(self._options)
@@ -816,9 +807,12 @@ class Step:
         return True
 
     def _open_again(self, options: str) -> None:
-        """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
+        """Takes other memory, for all shapes that still fit there; module and optimizer are up to date. Of several ranks, this one alone: by the plans they have agreed on."""
         ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
         made = _made.get(self._optimizer, 0) if self._core is None else self._core.number
+        self._let_go()  # also of memory that was just taken, where a Ctrl-C came then
+        self._views.clear()
+        self._places.clear()
         self._core = None  # its memory goes before more is taken
         for group, told in zip(self._groups, json.loads(options)["optimizer"]["groups"]):
             group.sent = {key: told[key] for key in group.settings}  # the settings have to be told again

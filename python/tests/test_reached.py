@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plimsoll
+from plimsoll.step import Step
 from support import floats
 
 
@@ -309,5 +310,28 @@ def test_what_a_batch_reads_without_training_it_another_trains(how, order):
     for batch in given:
         step(batch)
         assert len(optimizer.state) > 0
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_while_memory_is_taken_anew_leaves_the_step_as_it_is(after, monkeypatch):
+    ours, theirs, optimizer, reference = both("adamw")
+    given = batches("aabcb")
+    step = compiled(ours, optimizer, given[0])
+    step(given[0])
+    push = Step._push
+
+    def interrupted(self, *how, **more):
+        monkeypatch.undo()
+        if after:
+            push(self, *how, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Step, "_push", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step(given[2])
+    for batch in given[1:]:
+        step(batch)
     by_pytorch(theirs, reference, given)
     expect_alike(ours, theirs, optimizer, reference)
