@@ -11,9 +11,8 @@ import math
 from dataclasses import replace
 from typing import Collection, Iterable, Optional, Sequence
 
-from torch import Tensor
-
 from .capture import Captured
+from .divide import Place
 from .forms import Form, states_of
 from .optimizers import Group
 
@@ -28,9 +27,18 @@ def beyond(form: Form, base: Form, in_optimizer: Collection[int]) -> list[str]:
     return more + [name for name in captured.buffers if name in fed and (more or name in changed)]
 
 
-def changed_buffers(*captured: Captured) -> dict[int, Tensor]:
-    """Those that steps of these networks change, by their ids."""
-    return {id(c.buffers[name]): c.buffers[name] for c in captured for name in c.first.updates if name in c.buffers}
+def changed_buffers(*captured: Captured) -> dict[int, bool]:
+    """Those that steps of these networks change, by their ids; whether the core does."""
+    return {id(c.buffers[name]): name not in c.division.dynamic for c in captured for name in c.first.updates if name in c.buffers}
+
+
+def is_outdated(captured: Captured, changing: Collection[int]) -> bool:
+    """Whether a network has a buffer as a constant that others change now."""
+    program, places = captured.first, captured.division.places
+    return any(
+        source.kind == "buffer" and places[i] == Place.CONSTANT and program.nodes[i].users and id(captured.buffers.get(source.name)) in changing
+        for i, source in program.sources.items()
+    )
 
 
 def with_states_of(base: Form, other: Form, names: Sequence[str]) -> Optional[Form]:

@@ -676,6 +676,7 @@ class Step:
             form = Form(form.captured, convert(form.captured, label_dtype="i32"), base)
         trained = [frozenset(other.trained) for other, _ in self._shapes.values()] + [form.trained]
         groups = self._groups
+        self._forget_outdated(more)
         if more or optimizers.counts(self._optimizer) and reached.are_mixed(groups, trained):
             self.sync()  # the optimizer's states tell of the updates
             groups = self._groups_apart(base, trained)
@@ -702,6 +703,16 @@ class Step:
             raise
         self._buffers = self._held_buffers()
         return form
+
+    def _forget_outdated(self, more: Sequence[str]) -> None:
+        """Networks that have as a constant, or are given, what steps change from now on: they are captured anew when a batch of theirs comes."""
+        changing = self._settings.changing
+        for known, stay, forget in ((self._shapes, {0, self._in_use}, self._core.forget_shape), (self._evaluations, {self._evaluated and self._evaluated[1]}, self._core.forget_evaluation)):
+            gone = {key: number for key, (form, number) in known.items() if form.fed.intersection(more) or reached.is_outdated(form.captured, changing)}
+            for key in gone:
+                del known[key]
+            for number in set(gone.values()) - stay:
+                forget(number)
 
     def _groups_apart(self, base: Form, trained: Sequence[frozenset[str]]) -> list[optimizers.Group]:
         return reached.apart(optimizers.groups_of(self._optimizer, self._captured.known), base, trained if optimizers.counts(self._optimizer) else [])
@@ -1222,12 +1233,13 @@ def compile(
         def capture_as(batch: Any, training: bool, any_batch: bool = True, numbers: Sequence[Number] = ()) -> Captured:
             return capture(
                 model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, any_batch=any_batch,
-                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose,
+                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose, changing=settings.changing,
             )
 
         base = Form(captured, converted)  # where states lie is as the largest needs it
         forms = [(key_of(largest), base)]
         members = set(itertools.chain.from_iterable(_members(optimizer)))
+        settings.changing.update(reached.changed_buffers(captured))
         for batch in others:
             if key_of(batch) not in dict(forms):
                 other = capture_as(batch, True)
@@ -1236,7 +1248,12 @@ def compile(
                     if (wider := reached.with_states_of(base, form, more)) is None:
                         raise ValueError(f"'{more[0]}' is trained by one of shapes= and not by example=, and is no parameter of float32: give a batch that trains it as example=")
                     base, form = wider, Form(other, convert(other, label_dtype="i32"), wider)
+                settings.changing.update(reached.changed_buffers(other))
                 forms.append((key_of(batch), form))
+        for i, (key, form) in enumerate(forms):
+            if reached.is_outdated(form.captured, settings.changing):
+                other = capture_as(([largest, *others])[[key_of(batch) for batch in (largest, *others)].index(key)], True)
+                forms[i] = key, Form(other, convert(other, label_dtype="i32"), base)
         groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
         folder = folder_of(spill)
         files = None if folder is None else Files(folder)

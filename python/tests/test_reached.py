@@ -335,3 +335,69 @@ def test_an_interrupt_while_memory_is_taken_anew_leaves_the_step_as_it_is(after,
         step(batch)
     by_pytorch(theirs, reference, given)
     expect_alike(ours, theirs, optimizer, reference)
+
+
+class Averaged(Tasks):
+    """Task "c" reads a buffer that only "b" changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        h = torch.relu(self.body(x))
+        if task == "b":
+            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.heads[task](h + self.mean if task == "c" else h)
+
+
+@pytest.mark.parametrize("order", ["acbcbcac", "cbcbac", "abcbc"])
+def test_a_buffer_that_a_batch_read_before_another_changed_it(order):
+    torch.manual_seed(1)
+    ours = Averaged()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches(order)
+    step = compiled(ours, optimizer, given[0])
+    for batch in given:
+        step(batch)
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+class Widened(Averaged):
+    """Reads what it makes of its buffer."""
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        h = torch.relu(self.body(x))
+        if self.training:
+            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.heads[task](h + self.mean * 2)
+
+
+def test_evaluation_reads_a_buffer_as_it_is_now():
+    torch.manual_seed(1)
+    ours = Widened()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches("aaa")
+    step = compiled(ours, optimizer, given[0])
+    for batch in given:
+        theirs.eval()
+        assert step.evaluate(batch) == pytest.approx(F.cross_entropy(theirs(*batch[0]), batch[1]).item(), rel=1e-5)
+        theirs.train()
+        step(batch)
+        by_pytorch(theirs, reference, [batch])
+
+
+def test_a_buffer_that_one_of_the_examples_changes_and_another_reads():
+    torch.manual_seed(1)
+    ours = Averaged()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches("cbcbac")
+    step = compiled(ours, optimizer, given[0], shapes=given[1:2])
+    for batch in given:
+        step(batch)
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
