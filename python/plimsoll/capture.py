@@ -201,6 +201,7 @@ def capture(
     modes: Optional[Modes] = None,
     numbers: Sequence[Number] = (),
     loose: Optional[Loose] = None,
+    changing: Mapping[int, bool] = {},
 ) -> Captured:
     """Captures a training step of a model.
 
@@ -211,6 +212,7 @@ def capture(
 
     ``numbers`` are inputs as well (moving.py), and ``loose`` are parameters that no module has. ``modes`` are those of the modules, where they are not to train as they are set. With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
+    ``changing`` are buffers, by their ids, that other networks of the same step change: by the core, or as PyTorch does.
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     beside = modules_beside(model, loss, call, outputs)
@@ -224,7 +226,7 @@ def capture(
         captured, error = None, None
         with torch.inference_mode(False), released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
             try:
-                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables)
+                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables, changing)
             except Unsupported as refused:
                 error = refused
             finally:
@@ -254,7 +256,7 @@ def _title(name: str, beside: dict[str, nn.Module]) -> str:
     return name
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, loose) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, loose, changing) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -287,7 +289,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     first: Optional[Program] = None
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
-        division = divide(first, second, buffers)
+        division = divide(first, second, buffers, {n: changing[id(b)] for n, b in buffers.items() if id(b) in changing})
         return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes, is_by_size)
 
     def exported() -> Program:

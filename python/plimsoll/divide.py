@@ -82,7 +82,7 @@ def numbers_of(node: Node) -> list:
     return [leaf for leaf in leaves if not isinstance(leaf, Node)]
 
 
-def _places(program: Program, varying: Sequence[bool], dynamic: frozenset[str]) -> list[Place]:
+def _places(program: Program, varying: Sequence[bool], dynamic: frozenset[str], changing: Mapping[str, bool]) -> list[Place]:
     """One pass in the graph's order: a node is where the most demanding of its inputs is."""
     places: list[Place] = []
     varies: list[bool] = []
@@ -91,8 +91,9 @@ def _places(program: Program, varying: Sequence[bool], dynamic: frozenset[str]) 
         source = program.sources.get(i)
         above = {places[j] for j in inputs}
         if source is not None:
-            is_network = source.kind == "parameter" or (source.name in program.updates and source.name not in dynamic)
-            is_input = source.kind == "input" or source.name in dynamic
+            by_others = changing.get(source.name) if source.kind == "buffer" and source.name not in program.updates else None
+            is_network = source.kind == "parameter" or (source.name in program.updates and source.name not in dynamic) or by_others is True
+            is_input = source.kind == "input" or source.name in dynamic or by_others is False
             place = Place.NETWORK if is_network else Place.INPUT if is_input else Place.CONSTANT
         elif Place.NETWORK in above or (is_random(node) and str(node.target) in NETWORK_RANDOM):
             place = Place.NETWORK
@@ -141,12 +142,12 @@ def _is_inside(program: Program, places: Sequence[Place], plain: set[int], i: in
     return places[i] == Place.NETWORK or i in plain or target in VIEWS or is_filled
 
 
-def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Tensor]) -> Division:
-    """Gives every node its place and keeps what the loss and the outputs need."""
+def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Tensor], changing: Mapping[str, bool] = {}) -> Division:
+    """Gives every node its place and keeps what the loss and the outputs need. ``changing``: buffers that other networks of the step change, and so no constants; whether the core does."""
     varying = _varying(program, second)
     dynamic, before = frozenset(program.updates), None
     while dynamic != before:  # a buffer whose update needs the network is the network's, and so is what needs that
-        places = _places(program, varying, dynamic)
+        places = _places(program, varying, dynamic, changing)
         before, dynamic = dynamic, frozenset(n for n in dynamic if places[program.updates[n]] != Place.NETWORK)
     plain = _plain_inputs(program, places)
 

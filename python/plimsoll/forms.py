@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import Any, Collection, Mapping, Optional
 
@@ -105,8 +106,8 @@ class Form:
         waiting = [objective["loss"] for objective in self.section["objectives"]]
         found = set(waiting)
         while waiting:
-            op = made.get(waiting.pop(), {"type": "", "inputs": []})
-            for name in op["inputs"] if op["type"] != "StopGradient" else ():
+            output = waiting.pop()
+            for name in _reached_from(output, made[output]) if output in made else ():
                 if name not in found:
                     found.add(name)
                     waiting.append(name)
@@ -133,6 +134,35 @@ class Form:
                 feeder(tensor["name"], value, dtype)
         finally:
             feeder.finish()
+
+
+_FLAT = frozenset("eq ne lt le gt ge logical_and logical_or logical_not sign floor round".split())
+
+
+def _reached_from(output: str, op: Document) -> list[str]:
+    """The inputs of an op that a gradient of its output reaches; in doubt it does."""
+    kind, attributes = op["type"], op.get("attributes", {})
+    if kind == "StopGradient" or (kind == "Cast" and attributes["dtype"] not in ("f32", "f64")) or (kind in ("TopK", "Sort") and output != op["outputs"][0]):
+        return []
+    return op["inputs"] if kind != "Pointwise" else [op["inputs"][i] for i in _sloped(attributes["expression"])]
+
+
+def _sloped(expression: str) -> set[int]:
+    """The numbers of those inputs of "mul(x0,where(gt(x1,0.0),x0,x2))" by which its slope is not 0 everywhere."""
+    found: set[int] = set()
+    within: list[list] = []  # calls, each with the number of its argument
+    last = ""
+    for token in re.findall(r"[^(),\s]+|[(),]", expression):
+        if token == "(":
+            within.append([last, 0])
+        elif token == ",":
+            within[-1][1] += 1
+        elif token == ")":
+            within.pop()
+        elif re.fullmatch(r"x\d+", token) and not any(name in _FLAT or (name == "where" and place == 0) for name, place in within):
+            found.add(int(token[1:]))
+        last = token
+    return found
 
 
 def _ranges(section: Document) -> dict[str, list[tuple[int, Optional[int], str]]]:

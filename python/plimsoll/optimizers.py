@@ -233,6 +233,11 @@ def counts(optimizer: torch.optim.Optimizer) -> bool:
     return kind_of(optimizer) not in UNCOUNTED or by_formulas(optimizer)
 
 
+def are_as_counted(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any], made: int) -> bool:
+    """Whether the optimizer's states are of as many updates as ``groups`` say."""
+    return all(_updates_of(optimizer, parameters[name], made) == made - group.behind for group in groups for name in group.names if name in parameters)
+
+
 def set_behind(optimizer: torch.optim.Optimizer, groups: Sequence[Group], parameters: Mapping[str, Any], made: int) -> None:
     """What they are behind the ``made`` updates of the step by the optimizer's states as they are now, and NAdam's products. ``parameters``: those that tell it."""
     for group in groups:

@@ -11,24 +11,34 @@ import math
 from dataclasses import replace
 from typing import Collection, Iterable, Optional, Sequence
 
-from torch import Tensor
-
 from .capture import Captured
+from .divide import Place
 from .forms import Form, states_of
 from .optimizers import Group
 
 
-def beyond(form: Form, in_optimizer: Collection[int]) -> list[str]:
-    """The parameters that a batch would train, and the buffers that it would change, of which what the memory is laid out for has none. ``in_optimizer``: the optimizer's parameters, by id."""
+def beyond(form: Form, base: Form, in_optimizer: Collection[int]) -> list[str]:
+    """The parameters that a batch would train, and the buffers that it would change, of which ``base``, what the memory is laid out for, has no states, or which it
+    only reads. ``in_optimizer``: the optimizer's parameters, by id."""
     captured, fed = form.captured, form.fed
     more = [name for name, parameter in captured.parameters.items() if name in fed and parameter.requires_grad and id(parameter) in in_optimizer]
+    more += sorted(form.trained - base.trained)
     changed = captured.first.updates
     return more + [name for name in captured.buffers if name in fed and (more or name in changed)]
 
 
-def changed_buffers(*captured: Captured) -> dict[int, Tensor]:
-    """Those that steps of these networks change, by their ids."""
-    return {id(c.buffers[name]): c.buffers[name] for c in captured for name in c.first.updates if name in c.buffers}
+def changed_buffers(*captured: Captured) -> dict[int, bool]:
+    """Those that steps of these networks change, by their ids; whether the core does."""
+    return {id(c.buffers[name]): name not in c.division.dynamic for c in captured for name in c.first.updates if name in c.buffers}
+
+
+def is_outdated(captured: Captured, changing: Collection[int]) -> bool:
+    """Whether a network has a buffer as a constant that others change now."""
+    program, places = captured.first, captured.division.places
+    return any(
+        source.kind == "buffer" and places[i] == Place.CONSTANT and program.nodes[i].users and id(captured.buffers.get(source.name)) in changing
+        for i, source in program.sources.items()
+    )
 
 
 def with_states_of(base: Form, other: Form, names: Sequence[str]) -> Optional[Form]:
@@ -54,8 +64,9 @@ def with_states_of(base: Form, other: Form, names: Sequence[str]) -> Optional[Fo
         one = add("Reshape", f"{name}/kept.scalar", [one], [], shape=[])
         loss = add("Pointwise", f"{name}/kept", [loss, one], [], expression="where(lt(abs(x1),-1.0),x1,x0)")
     inputs = [tensor for tensor in section["tensors"] if tensor["role"] == "input"]
+    has = states_of(section)
     others = [tensor for tensor in section["tensors"] if tensor["role"] != "input"]
-    section = {**section, "tensors": [*inputs, *tensors, *others], "ops": ops, "objectives": [{"loss": loss}]}
+    section = {**section, "tensors": [*inputs, *(tensor for tensor in tensors if tensor["name"] not in has), *others], "ops": ops, "objectives": [{"loss": loss}]}
     values = {**base.converted.values, **{name: other.converted.values[name] for name in names if name in other.converted.values}}
     return Form(base.captured, replace(base.converted, document={**base.converted.document, "training": section}, values=values))
 

@@ -447,18 +447,21 @@ class Settings:
         self._met_functions: list = []  # which keys tell apart by where they lie
         self._compared: set[int] = set()  # ids of places that made no difference so far
         self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
+        self.changing: dict[int, bool] = {}  # buffers that steps change, by their ids; whether the core does
         self.moved: list[moving.Number] = []  # and tensors: those that the network is given with every batch
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
 
-    def keep(self, buffers: Mapping[int, Tensor] = {}) -> "Settings":
-        """``buffers`` are those that steps change, by their ids."""
+    def keep(self, buffers: Mapping[int, bool] = {}) -> "Settings":
+        """``buffers`` are those that steps change, by their ids; whether the core does."""
+        self.changing.update(buffers)
         self.forget([i for i, now in enumerate(self._now()) if id(now) in buffers or not self._is_as(i, self._first, now)])
         return self
 
-    def leave(self, buffers: Mapping[int, Tensor]) -> None:
+    def leave(self, buffers: Mapping[int, bool]) -> None:
         """Steps change these from now on."""
+        self.changing.update(buffers)
         if changing := [i for i, now in enumerate(self._now()) if id(now) in buffers]:
             self.forget(changing)
 

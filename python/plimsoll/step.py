@@ -664,7 +664,8 @@ class Step:
         """Has the states of all that this batch trains, and counts the updates of what not all batches train apart. The form, by the states as they are then."""
         members = set(itertools.chain.from_iterable(self._in_groups))
         self._settings.leave(reached.changed_buffers(form.captured))
-        base, more = self._based_on, reached.beyond(form, members)
+        base = self._based_on
+        more = reached.beyond(form, base, members)
         if more:
             base = reached.with_states_of(base, form, more) if self._ranks is None else None
             if base is None:
@@ -675,6 +676,7 @@ class Step:
             form = Form(form.captured, convert(form.captured, label_dtype="i32"), base)
         trained = [frozenset(other.trained) for other, _ in self._shapes.values()] + [form.trained]
         groups = self._groups
+        self._forget_outdated(more)
         if more or optimizers.counts(self._optimizer) and reached.are_mixed(groups, trained):
             self.sync()  # the optimizer's states tell of the updates
             groups = self._groups_apart(base, trained)
@@ -686,13 +688,10 @@ class Step:
                 " the step is compiled"
             )
         if self._core.accumulated:
-            raise ValueError(_OTHERS_ACCUMULATED.format(min(form.trained ^ self._summed)))
+            raise ValueError(_OTHERS_ACCUMULATED.format(min(form.trained ^ self._summed, default=more[0] if more else "")))
         before, options = (self._first, self._based_on, self._groups), json.loads(self._options)
         told = self._options
         options["optimizer"]["groups"] = reached.told(groups)
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         try:
             self._first, self._based_on, self._groups = base if more else self._first, base, groups
             self._open_again(json.dumps(options))
@@ -704,6 +703,16 @@ class Step:
             raise
         self._buffers = self._held_buffers()
         return form
+
+    def _forget_outdated(self, more: Sequence[str]) -> None:
+        """Networks that have as a constant, or are given, what steps change from now on: they are captured anew when a batch of theirs comes."""
+        changing = self._settings.changing
+        for known, stay, forget in ((self._shapes, {0, self._in_use}, self._core.forget_shape), (self._evaluations, {self._evaluated and self._evaluated[1]}, self._core.forget_evaluation)):
+            gone = {key: number for key, (form, number) in known.items() if form.fed.intersection(more) or reached.is_outdated(form.captured, changing)}
+            for key in gone:
+                del known[key]
+            for number in set(gone.values()) - stay:
+                forget(number)
 
     def _groups_apart(self, base: Form, trained: Sequence[frozenset[str]]) -> list[optimizers.Group]:
         return reached.apart(optimizers.groups_of(self._optimizer, self._captured.known), base, trained if optimizers.counts(self._optimizer) else [])
@@ -770,9 +779,6 @@ class Step:
             self.sync()
         if not less:
             return True
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         before = self._options
         try:
             self._open_again(json.dumps(json.loads(before) | {"arena_bytes": needed}))
@@ -799,9 +805,6 @@ class Step:
             needed["minimum_bytes"] = min(needed["minimum_bytes"], own["minimum_bytes"])
             return False
         self.sync()
-        self._let_go()
-        self._views.clear()
-        self._places.clear()
         self._based_on, self._shapes[key] = form, (form, 0)
         try:
             self._open_again(self._options)
@@ -815,9 +818,12 @@ class Step:
         return True
 
     def _open_again(self, options: str) -> None:
-        """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
+        """Takes other memory, for all shapes that still fit there; module and optimizer are up to date. Of several ranks, this one alone: by the plans they have agreed on."""
         ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
         made = _made.get(self._optimizer, 0) if self._core is None else self._core.number
+        self._let_go()  # also of memory that was just taken, where a Ctrl-C came then
+        self._views.clear()
+        self._places.clear()
         self._core = None  # its memory goes before more is taken
         for group, told in zip(self._groups, json.loads(options)["optimizer"]["groups"]):
             group.sent = {key: told[key] for key in group.settings}  # the settings have to be told again
@@ -982,14 +988,16 @@ class Step:
             ours = self._states_of(name)
             if not ours or left & set(ours.values()):
                 continue
+            group = group_of.get(name)
+            number = made - (group.behind if group else 0)
+            if number == 0:
+                continue  # no batch has trained it, and PyTorch has no states of it
             state = keep_states_of(self._optimizer, parameter)
             for theirs, core_name in ours.items():
                 view = self._view(core_name)
                 like = parameter.new_empty(optimizers.state_shape(theirs, parameter), device="meta")
                 state[theirs] = self._new(like, core_name) if view is None else shaped_like(view, like)
-            group = group_of.get(name)
             if self._kind not in optimizers.UNCOUNTED:
-                number = made - (group.behind if group else 0)
                 state["step"] = optimizers.number_as_theirs(self._optimizer, number)
             if self._kind == "fairseq_adafactor":  # of the parameter as it is now, which the next update makes anew
                 values = self._core.state(name)
@@ -1050,7 +1058,9 @@ class Step:
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
         self._sync_module()  # what nobody has read since it was trained
-        self._push("optimizer" not in self._stale)
+        made = self._core.number
+        counted_alike = optimizers.are_as_counted(self._optimizer, self._groups, self._captured.parameters, made)
+        self._push("optimizer" not in self._stale, made if counted_alike else 0)
         self._stale = self._stale & {"optimizer"}
 
     # --- files ---
@@ -1105,7 +1115,7 @@ class Step:
         self._seed = content["seed"]
         torch.set_rng_state(content["torch_rng"])
         _made[self._optimizer] = content["number"]
-        self._push()
+        self._push(at_least=content["number"])
         self._core.start_at(content["number"], self._seed)
         self._stale = set()
 
@@ -1224,23 +1234,28 @@ def compile(
         def capture_as(batch: Any, training: bool, any_batch: bool = True, numbers: Sequence[Number] = ()) -> Captured:
             return capture(
                 model, loss, _on_device_of(model, batch), outputs=outputs, call=call, training=training, any_batch=any_batch,
-                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose,
+                fallback=fallback is not None, modes=modes if training else None, numbers=list(numbers), loose=loose, changing=settings.changing,
             )
 
         base = Form(captured, converted)  # where states lie is as the largest needs it
         forms = [(key_of(largest), base)]
         members = set(itertools.chain.from_iterable(_members(optimizer)))
+        settings.changing.update(reached.changed_buffers(captured))
         for batch in others:
             if key_of(batch) not in dict(forms):
                 other = capture_as(batch, True)
                 form = Form(other, convert(other, label_dtype="i32"), base)
-                if more := reached.beyond(form, members):
+                if more := reached.beyond(form, base, members):
                     if (wider := reached.with_states_of(base, form, more)) is None:
                         raise ValueError(f"'{more[0]}' is trained by one of shapes= and not by example=, and is no parameter of float32: give a batch that trains it as example=")
                     base, form = wider, Form(other, convert(other, label_dtype="i32"), wider)
+                settings.changing.update(reached.changed_buffers(other))
                 forms.append((key_of(batch), form))
-        if len(forms) > 1:
-            groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
+        for i, (key, form) in enumerate(forms):
+            if reached.is_outdated(form.captured, settings.changing):
+                other = capture_as(([largest, *others])[[key_of(batch) for batch in (largest, *others)].index(key)], True)
+                forms[i] = key, Form(other, convert(other, label_dtype="i32"), base)
+        groups = reached.apart(optimizers.groups_of(optimizer, captured.known), base, [form.trained for _, form in forms] if optimizers.counts(optimizer) else [])
         folder = folder_of(spill)
         files = None if folder is None else Files(folder)
         if files is not None:

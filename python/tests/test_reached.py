@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import plimsoll
+from plimsoll.step import Step
 from support import floats
 
 
@@ -215,3 +216,188 @@ def test_parameters_that_nothing_trains_cost_no_second_plan():
         warnings.simplefilter("error")
         step(((a[0][0][:4], "a"), a[1][:4]))
     assert step._core is core
+
+
+def test_what_no_batch_has_trained_has_no_states():
+    ours, theirs, optimizer, reference = both("adamw")
+    given = batches("aab")
+    step = compiled(ours, optimizer, given[0], shapes=given[2:])
+    for batch in given[:2]:
+        step(batch)
+    by_pytorch(theirs, reference, given[:2])
+    assert optimizer.state_dict()["state"].keys() == reference.state_dict()["state"].keys()
+
+
+def test_the_first_momentum_is_the_gradient_also_where_states_were_read_before():
+    ours, theirs, optimizer, reference = both("sgd_by_formulas")
+    given = batches("aabcb")
+    step = compiled(ours, optimizer, given[0], shapes=given[2:3])
+    for batch in given:
+        step(batch)
+        assert len(optimizer.state) > 0
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+def test_reading_states_of_tasks_that_share_nothing_keeps_the_gradients_summed():
+    ours, theirs, optimizer, reference = both("amsgrad", has_body=False)
+    given = batches("aabbaabb")
+    step = compiled(ours, optimizer, given[0], accumulate=2)
+    for i, batch in enumerate(given):
+        step(batch)
+        assert len(optimizer.state) > 0 or i == 0
+    for pair in zip(given[::2], given[1::2]):
+        reference.zero_grad()
+        for (x, task), labels in pair:
+            (F.cross_entropy(theirs(x, task), labels) / 2).backward()
+        reference.step()
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+class Dropped(Tasks):
+    def __init__(self):
+        super().__init__(has_body=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        return super().forward(self.dropout(x), task)
+
+
+def test_what_is_drawn_after_a_file_was_read_is_as_without(tmp_path):
+    given = batches("ababaab")
+
+    def made():
+        torch.manual_seed(1)
+        model = Dropped()
+        optimizer = OPTIMIZERS["amsgrad"](model)
+        return model, compiled(model, optimizer, given[0], exact=True)
+
+    model, step = made()
+    for batch in given[:4]:
+        step(batch)
+    step.save(tmp_path / "step")
+    other, again = made()
+    again.load(tmp_path / "step")
+    assert [again(batch) for batch in given[4:]] == [step(batch) for batch in given[4:]]
+    for (name, expected), found in zip(model.state_dict().items(), other.state_dict().values()):
+        assert torch.equal(found, expected), name
+
+
+class Guided(Tasks):
+    """Task "a" reads the head of "b", which no gradient of it reaches."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        y = super().forward(x, task)
+        if task == "a":
+            other = F.linear(torch.relu(self.body(x)), self.heads["b"].out.weight)
+            found = {"detach": other.detach(), "argmax": other.argmax(1, keepdim=True), "compare": torch.where(other > 0, 1.0, 2.0), "cast": other.long()}[self.how]
+            y = y + found.sum(1, keepdim=True) * torch.arange(4.0)
+        return y
+
+
+@pytest.mark.parametrize("how, order", [("detach", "aabba"), ("argmax", "aabba"), ("argmax", "baaab"), ("compare", "baaab"), ("cast", "baaab")])
+def test_what_a_batch_reads_without_training_it_another_trains(how, order):
+    torch.manual_seed(1)
+    ours = Guided(how)
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches(order)
+    step = compiled(ours, optimizer, given[0])
+    for batch in given:
+        step(batch)
+        assert len(optimizer.state) > 0
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_while_memory_is_taken_anew_leaves_the_step_as_it_is(after, monkeypatch):
+    ours, theirs, optimizer, reference = both("adamw")
+    given = batches("aabcb")
+    step = compiled(ours, optimizer, given[0])
+    step(given[0])
+    push = Step._push
+
+    def interrupted(self, *how, **more):
+        monkeypatch.undo()
+        if after:
+            push(self, *how, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Step, "_push", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step(given[2])
+    for batch in given[1:]:
+        step(batch)
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+class Averaged(Tasks):
+    """Task "c" reads a buffer that only "b" changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        h = torch.relu(self.body(x))
+        if task == "b":
+            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.heads[task](h + self.mean if task == "c" else h)
+
+
+@pytest.mark.parametrize("order", ["acbcbcac", "cbcbac", "abcbc"])
+def test_a_buffer_that_a_batch_read_before_another_changed_it(order):
+    torch.manual_seed(1)
+    ours = Averaged()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches(order)
+    step = compiled(ours, optimizer, given[0])
+    for batch in given:
+        step(batch)
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
+
+
+class Widened(Averaged):
+    """Reads what it makes of its buffer."""
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        h = torch.relu(self.body(x))
+        if self.training:
+            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.heads[task](h + self.mean * 2)
+
+
+def test_evaluation_reads_a_buffer_as_it_is_now():
+    torch.manual_seed(1)
+    ours = Widened()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches("aaa")
+    step = compiled(ours, optimizer, given[0])
+    for batch in given:
+        theirs.eval()
+        assert step.evaluate(batch) == pytest.approx(F.cross_entropy(theirs(*batch[0]), batch[1]).item(), rel=1e-5)
+        theirs.train()
+        step(batch)
+        by_pytorch(theirs, reference, [batch])
+
+
+def test_a_buffer_that_one_of_the_examples_changes_and_another_reads():
+    torch.manual_seed(1)
+    ours = Averaged()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (ours, theirs))
+    given = batches("cbcbac")
+    step = compiled(ours, optimizer, given[0], shapes=given[1:2])
+    for batch in given:
+        step(batch)
+    by_pytorch(theirs, reference, given)
+    expect_alike(ours, theirs, optimizer, reference)
