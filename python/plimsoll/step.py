@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _core, fallback as fallbacks, optimizers, reached
 from .capture import Captured, capture
-from .convert import Converted, convert
+from .convert import convert
 from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
 from .errors import Unsupported, UnsupportedOp
