@@ -201,8 +201,8 @@ class TrainingStep {
   Bytes peak_before_swap_;
   std::vector<TensorId> learning_rates_;  // by group
   std::vector<GroupUpdate> groups_;       // the same
-  std::vector<std::shared_ptr<const ParameterGroup>>
-      told_;                                    // the same: by set_group; of an empty one, for what goes on from here
+  // The same, by set_group. An empty group has them for the network that goes on from here.
+  std::vector<std::shared_ptr<const ParameterGroup>> told_;
   std::vector<std::vector<TensorId>> factors_;  // the same: of updates by formulas, where UpdateRule::factors go
   std::vector<double> rates_;                   // one for all
   TensorId step_number_, seed_tensor_;
