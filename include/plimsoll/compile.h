@@ -107,6 +107,9 @@ struct Program {
   // No plan of these steps in this order, by these kernels and within this budget (less a second buffer for the batch) and
   // these tiers, takes less: what runs again, and what is copied, is counted (plan/remat/time_bound.h).
   double bound_ms = 0;
+  // By which it is compared with programs of other kernels: its step with every kernel in the time that it takes alone,
+  // since only kernels that were chosen before have times inside a step (CostTable).
+  double compared_ms = 0;
   Bytes baseline_peak;  // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };

@@ -94,6 +94,8 @@ class CostTable {
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
+  // By what plans of different kernels are compared: as measured alone, else as predicted.
+  Cost compared(const Graph& graph, const Op& op, const std::string& kernel) const;
   // The cost of the kernel alone where it is known, else an estimate. A configuration without an entry costs what its
   // parts cost, and what dividing costs besides. By name: with the layouts that the graph's tensors have. The estimate
   // follows from what the device told of the kernel, which the table keeps when it is asked by KernelSpec, or told by

@@ -51,6 +51,8 @@ double hidden_ms(const Graph& graph, const Device& device, const CompileOptions&
   return ms;
 }
 
+double alone_more_ms(const ValueTimeline& timeline) { return timeline.alone_ms - timeline.compute_ms; }
+
 PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
                       const Device& device, const CostTable& costs, const CompileOptions& options,
                       const Wanted& wanted) {
@@ -63,7 +65,6 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .placement = options.placement,
                     .run_effort = static_cast<int64_t>(static_cast<double>(options.run_effort) * options.search_effort),
                     .search_least = options.as_listed,
-                    .faster_than_ms = wanted.faster_than_ms + hidden_ms(graph, device, options),
                     .first_that_fits = options.first_that_fits,
                     .least_memory = wanted.least_memory,
                     .less_than = wanted.less_than,
@@ -77,6 +78,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .descents = wanted.descents};
   if (!options.tiers.empty()) input.device.tiers = options.tiers;
   if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  input.faster_than_ms = wanted.faster_than_ms + hidden_ms(graph, device, options) - alone_more_ms(*input.timeline);
   return input;
 }
 
@@ -119,7 +121,7 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
     predict(input, *plan);
     if (options.in_flight) *plan = overlap_messages(graph, *plan);
   }
-  return {std::move(graph), std::move(layouts), std::move(result)};
+  return {std::move(graph), std::move(layouts), std::move(result), alone_more_ms(*input.timeline)};
 }
 
 namespace {
@@ -174,10 +176,8 @@ std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, c
 
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
   const Route route = route_of(attempt.plan());
-  Wanted wanted{.policy = options.policy,
-                .faster_than_ms = attempt.plan().predicted.step_time_ms,
-                .only_to_fit = true,
-                .start = &attempt.plan()};
+  Wanted wanted{
+      .policy = options.policy, .faster_than_ms = attempt.ms(), .only_to_fit = true, .start = &attempt.plan()};
   wanted.timeline = input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, wanted).timeline;
   return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
 }
@@ -217,11 +217,25 @@ double bound_of(const Attempt& attempt, const Device& device, const CostTable& c
   return std::min(std::max(ms, by_moment), plan.predicted.step_time_ms);
 }
 
+void predict_by(Attempt& attempt, const CostTable& costs) {
+  Plan& plan = std::get<Plan>(attempt.result);
+  predict(attempt.graph, plan, costs);
+  attempt.alone_more_ms = 0;
+  if (costs.in_step_entries().empty()) return;
+  const std::vector<KernelChoice>& kernels = attempt.layouts.kernels;
+  for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
+    const std::string& kernel = kernels[op.index].kernel;
+    if (kernel.empty()) continue;
+    attempt.alone_more_ms += costs.compared(attempt.graph, attempt.graph.op(op), kernel).time_ms -
+                             costs.predict(attempt.graph, attempt.graph.op(op), kernel).time_ms;
+  }
+}
+
 bool is_better(const Attempt& a, const Attempt& than) {
   // Where no plan fits: the one without kernels within the limits on workspace is further away.
   auto rank = [](const Attempt& x) { return std::pair(!x.has_kernels(), std::get<Infeasible>(x.result).minimum); };
   if (a.feasible() != than.feasible()) return a.feasible();
-  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : rank(a) < rank(than);
+  return a.feasible() ? a.ms() < than.ms() : rank(a) < rank(than);
 }
 
 Attempt Flow::attempt(const Choice& choice, bool explain, double faster_than_ms) {
@@ -311,8 +325,7 @@ std::optional<Attempt> Flow::upgraded(const Attempt& attempt, bool divide, const
       upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
   if (!next) return std::nullopt;
   auto descents = descents_for(next->graph, divide);
-  return make(std::move(*next),
-              {.policy = policy, .faster_than_ms = attempt.plan().predicted.step_time_ms, .descents = descents});
+  return make(std::move(*next), {.policy = policy, .faster_than_ms = attempt.ms(), .descents = descents});
 }
 
 Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double ms) {
@@ -337,13 +350,15 @@ Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double
 double Flow::least_ms_when_upgraded(const Attempt& attempt, bool divide) {
   const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
   const auto next = upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
-  if (!next) return attempt.plan().predicted.step_time_ms;
+  if (!next) return attempt.ms();
   Plan plan = attempt.plan();
   for (Step& step : plan.steps) {
     const std::string& kernel = next->layouts.kernels[step.op.index].kernel;
-    if (kernel != step.kernel) step.time_ms = costs_.predict(next->graph, next->graph.op(step.op), kernel).time_ms;
+    if (kernel == step.kernel) continue;
+    step.time_ms += costs_.compared(next->graph, next->graph.op(step.op), kernel).time_ms -
+                    costs_.compared(attempt.graph, attempt.graph.op(step.op), step.kernel).time_ms;
   }
-  return kSaidToBeLeast * simulate(attempt.graph, plan).step_time_ms;
+  return kSaidToBeLeast * simulate(attempt.graph, plan).step_time_ms + attempt.alone_more_ms;
 }
 
 double Flow::least_ms(const Choice& choice) {

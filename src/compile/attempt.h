@@ -20,12 +20,16 @@ struct Attempt {
   Graph graph;
   LayoutResult layouts;
   PlanOrInfeasible result;
+  double alone_more_ms = 0;  // what all steps once take more by the times of kernels alone than by those of the plan
   std::optional<double> bound_ms = {};  // no plan of these steps in this order takes less, where that was asked for
   bool feasible() const { return std::holds_alternative<Plan>(result); }
   bool has_kernels() const {
     return feasible() || std::get<Infeasible>(result).flag.empty();
   }  // within the limits on workspace
   const Plan& plan() const { return std::get<Plan>(result); }
+  // By which it is compared with others. Only kernels that were chosen before have times inside a step: by these, what is
+  // found would depend on what was chosen first (docs/decisions/0002).
+  double ms() const { return plan().predicted.step_time_ms + alone_more_ms; }
 };
 
 // The same for layouts and kernels that are the same: those of several families may be.
@@ -35,7 +39,7 @@ std::string identity(const LaidOut& laid);
 struct Wanted {
   std::string policy;
   bool explain = false;
-  double faster_than_ms = kAnyTime;
+  double faster_than_ms = kAnyTime;  // by Attempt::ms()
   bool least_memory = false;
   Bytes less_than{INT64_MAX};  // with least_memory
   bool only_to_fit = false;    // as in PolicyInput
@@ -74,6 +78,9 @@ Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& 
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,
                 int64_t effort);
 
+// What was planned by other costs, in the time that it takes by these.
+void predict_by(Attempt& attempt, const CostTable& costs);
+
 bool is_better(const Attempt& a, const Attempt& than);
 
 // What all collectives of a step give.
@@ -90,7 +97,7 @@ class Flow {
   // workspaces.
   void announce(const std::vector<Choice>& choices);
 
-  // Of use only where its step takes less than `faster_than_ms`.
+  // Of use only where its ms() is less than `faster_than_ms`.
   Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime);
   Attempt over_limit(bool divide);
 

@@ -63,7 +63,7 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
     if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe")
       others.emplace_back(policy.name);  // those two are liveness, and more
   }
-  const double ms = best.plan().predicted.step_time_ms;
+  const double ms = best.ms();
   std::vector<std::optional<Attempt>> found(others.size());
   for_each_in_parallel(others.size(), [&](size_t i) {
     std::optional<Attempt>& theirs = found[i];
@@ -103,11 +103,11 @@ size_t try_choices(Attempt& best, const std::vector<Choice>& choices, Flow& flow
     end = std::min(choices.size(), begin + kTriedAtOnce);
     const bool any_waits = may_upgrade && waits_long(best);
     if (any_waits) upgrade(best, flow, divide, options.policy);
-    const double known_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
+    const double known_ms = best.feasible() ? best.ms() : kAnyTime;
     for_each_in_parallel(end - begin, [&](size_t i) {
       const size_t index = begin + i;
       double ms = kAnyTime;
-      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
+      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.ms() * kRounding;
       if (any_waits && ms < kAnyTime)
         ms = flow.least_ms(choices[index]) < ms ? known_ms + flow.gain(choices[index]) : 0;
       Attempt other = flow.attempt(choices[index], false, ms);
@@ -131,7 +131,7 @@ void search_along(Attempt& best, const std::vector<Choice>& row, std::set<size_t
   std::set<size_t> tried;
   std::set<std::string> seen;
   std::optional<size_t> best_at;
-  for (double ms = best.plan().predicted.step_time_ms; !wanted.empty();) {
+  for (double ms = best.ms(); !wanted.empty();) {
     tried.insert(wanted.begin(), wanted.end());
     std::erase_if(wanted, [&](size_t i) {
       const LaidOut* laid = flow.lay_out(row[i]);
@@ -149,9 +149,9 @@ void search_along(Attempt& best, const std::vector<Choice>& row, std::set<size_t
       best = std::move(found[i]);
       best_at = now[i];
     }
-    const double gained = 1 - best.plan().predicted.step_time_ms / ms;
+    const double gained = 1 - best.ms() / ms;
     if (gained < kWorthAnotherRound) return;
-    ms = best.plan().predicted.step_time_ms;
+    ms = best.ms();
     wanted.clear();
     const auto at = tried.find(*best_at);
     const size_t before = at == tried.begin() ? 0 : *std::prev(at);
@@ -191,13 +191,13 @@ void try_smaller(Attempt& best, const Choice& first, Flow& flow, const std::stri
                                                            : kLongForMany) *
                            flow.least_ms(first);
   const auto search = [&](auto Choice::*what, const auto& values, std::set<size_t> wanted) {
-    const double ms = best.plan().predicted.step_time_ms;
+    const double ms = best.ms();
     if (values.empty() || ms <= enough_ms) return false;
     std::vector<Choice> row(values.size(), first);
     for (size_t i = 0; i < values.size(); ++i) row[i].*what = values[i];
     flow.announce({first, row.back()});
     search_along(best, row, std::move(wanted), flow, policy);
-    return best.plan().predicted.step_time_ms < ms;
+    return best.ms() < ms;
   };
   const std::vector<Bytes> limits = flow.workspaces(first);
   if (!search(&Choice::limit, limits, spread(limits, count)) && !few) return;

@@ -55,7 +55,7 @@ std::variant<Program, Infeasible> compile_unfed(const Network& network, const De
   if (!both) whole = compile_step(network, device, costs, undivided);
   if (!options.kernels.empty()) return whole;
   auto* const other = std::get_if<Program>(&whole);
-  if (other == nullptr || other->plan->predicted.step_time_ms >= program->plan->predicted.step_time_ms) return by_rows;
+  if (other == nullptr || other->compared_ms >= program->compared_ms) return by_rows;
   other->minimum = program->minimum;
   other->lower_bound = program->lower_bound;
   return whole;

@@ -135,7 +135,7 @@ class Division {
     std::ranges::stable_sort(fit_, {}, [](const auto& way) { return way.second.link_ms; });
     for (auto& [number, way] : fit_) {
       const auto* const best = best_ ? std::get_if<Program>(&*best_) : nullptr;
-      if (best != nullptr && (way.stage() > stage || !may_be_faster(way, best->plan->predicted.step_time_ms))) {
+      if (best != nullptr && (way.stage() > stage || !may_be_faster(way, best->compared_ms))) {
         unfit_.emplace_back(number, std::move(way));
       } else {
         take(number, compile_divided(std::move(way), device_, costs_, watch_));
@@ -182,7 +182,7 @@ class Division {
     roomy.options.name_minimum = false;
     const auto free = compile_divided(std::move(roomy), device_, costs_, watch_);
     const auto* const program = std::get_if<Program>(&free);
-    return program == nullptr || program->plan->predicted.step_time_ms < ms;
+    return program == nullptr || program->compared_ms < ms;
   }
 
   void take(int number, std::variant<Program, Infeasible> found) {
@@ -198,7 +198,7 @@ class Division {
     if (found.index() != best_->index()) return found.index() == 0;
     const auto worth = [](const std::variant<Program, Infeasible>& of, int at) {
       const auto* const program = std::get_if<Program>(&of);
-      return std::tuple(program != nullptr ? program->plan->predicted.step_time_ms : 0,
+      return std::tuple(program != nullptr ? program->compared_ms : 0,
                         program != nullptr ? Bytes{} : std::get<Infeasible>(of).minimum, at);
     };
     return worth(found, number) < worth(*best_, number_);
@@ -227,7 +227,7 @@ bool is_fastest(const Program& whole, const Network& network, const Device& devi
   const Stopwatch watch;
   const auto free = compile_divided(divide_as_asked(network, device, costs, unlimited), device, costs, watch);
   const auto* const program = std::get_if<Program>(&free);
-  return program == nullptr || whole.plan->predicted.step_time_ms <= kRounding * program->plan->predicted.step_time_ms;
+  return program == nullptr || whole.compared_ms <= kRounding * program->compared_ms;
 }
 
 // Whether ranks that update but a piece of each parameter (stage 1) could save what is worth another plan.

@@ -129,7 +129,7 @@ class LeastSearch {
     least.why.budget = asked_.memory;
     put_tiers(plan, tiers_, places_);
     plan.budget = asked_.memory;
-    predict(least.attempt->graph, plan, costs);
+    predict_by(*least.attempt, costs);
     return least;
   }
 

@@ -49,7 +49,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   Attempt best = flow.attempt(chosen, one_only);
   const bool nothing_is_faster =
       is_free_of_charge(best) && std::all_of(choices.begin(), choices.end(), [&](const Choice& c) {
-        const double ms = best.plan().predicted.step_time_ms;
+        const double ms = best.ms();
         return flow.likely_ms(c, chosen, ms) * kRounding >= ms;
       });
   if (!nothing_is_faster && !one_only && !(any_will_do && best.feasible())) {
@@ -57,7 +57,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
     choices.insert(choices.begin(), chosen);
     if (is_free_of_charge(best) && options.in_flight) {  // what sends less may be at the end
-      const double ms = best.plan().predicted.step_time_ms;
+      const double ms = best.ms();
       std::ranges::stable_sort(choices.begin() + 1, choices.end(), {},
                                [&](const Choice& choice) { return flow.likely_ms(choice, chosen, ms); });
     }
@@ -153,7 +153,7 @@ bool may_be_faster_than(const Attempt& best, const Network& network, const Devic
   CompileOptions roomy = options;
   roomy.memory = {INT64_MAX};
   const Attempt other = search_shares(network, device, costs, roomy);
-  return !other.feasible() || other.plan().predicted.step_time_ms < best.plan().predicted.step_time_ms;
+  return !other.feasible() || other.ms() < best.ms();
 }
 
 // Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
@@ -197,7 +197,7 @@ double bound_ms_of(const Attempt& found, const Device& device, const CostTable& 
 void reorder(Attempt& best, const Device& device, const CostTable& costs, const CompileOptions& options, bool bound) {
   if (is_free_of_charge(best) || device.info().link.ranks > 1) return;
   Wanted wanted{.policy = options.policy, .only_to_fit = true};
-  if (best.feasible()) wanted.faster_than_ms = best.plan().predicted.step_time_ms;
+  if (best.feasible()) wanted.faster_than_ms = best.ms();
   std::optional<Attempt> lower;
   std::array<std::optional<Attempt>, kSpreads.size()> later;
   std::vector<std::function<void()>> works;
@@ -336,11 +336,11 @@ Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable
   std::optional<Attempt> other =
       reordered({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
   if (other && is_free_of_charge(*other)) return *std::move(other);
-  if (other && other->feasible()) wanted.faster_than_ms = other->plan().predicted.step_time_ms;
+  if (other && other->feasible()) wanted.faster_than_ms = other->ms();
   Attempt listed = make_attempt(laid, device, costs, options, wanted);
   Attempt best = other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
   if (is_free_of_charge(best)) return best;
-  wanted.faster_than_ms = best.feasible() ? best.plan().predicted.step_time_ms : kAnyTime;
+  wanted.faster_than_ms = best.feasible() ? best.ms() : kAnyTime;
   other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
   return other && is_better(*other, best) ? *std::move(other) : std::move(best);
 }
@@ -362,6 +362,7 @@ Program program_of(Network network, Attempt found, const CompileOptions& options
   program.kernels = std::move(found.layouts.kernels);
   program.family = found.layouts.family;
   program.policy = options.policy;
+  program.compared_ms = found.ms();
   Plan plan = std::get<Plan>(std::move(found.result));
   plan.plan_time_ms = watch.ms();
   program.plan = check_plan(program.network.graph, std::move(plan));

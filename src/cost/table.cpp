@@ -124,6 +124,11 @@ Cost CostTable::predict(const Graph& graph, const Op& op, const std::string& ker
   return cost(graph, op, kernel);
 }
 
+Cost CostTable::compared(const Graph& graph, const Op& op, const std::string& kernel) const {
+  Cost alone = cost(graph, op, kernel);
+  return alone.source == Cost::Source::measured ? alone : predict(graph, op, kernel);
+}
+
 std::optional<Cost> CostTable::find(const CostKey& key) const {
   auto it = entries_.find(key);
   return it == entries_.end() ? std::nullopt : std::optional(it->second);

@@ -84,6 +84,8 @@ class TimelineMaker {
           const auto share = input_.costs.find_in_step({op_signature(graph_, op), kernel_together(choice.kernel)});
           if (share) step.together_ms = share->time_ms;
         }
+        timeline_.alone_ms +=
+            cost.source == Cost::Source::in_step ? input_.costs.compared(graph_, op, choice.kernel).time_ms : step.ms;
       }
       note_in_place(op, lists);
     }

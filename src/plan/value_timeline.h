@@ -76,6 +76,7 @@ struct ValueTimeline {
   int32_t gap_total = 0;
   std::vector<int32_t> value_of_gap;  // by gap
   double compute_ms = 0;              // all steps once
+  double alone_ms = 0;                // the same, by what each kernel takes alone
 };
 
 ValueTimeline make_timeline(const PolicyInput& input);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <thread>
 
@@ -28,7 +29,8 @@ namespace plimsoll {
 namespace {
 
 constexpr int kCalibrationRuns = 5;
-constexpr double kCalibrationMs = 6000;       // no further run is begun after this
+constexpr double kCalibrationMs = 6000;  // no further run is begun after this
+constexpr double kPredictionTolerance = 0.1;
 constexpr double kLeastSecondsOfALook = 0.5;  // at how busy the machine is
 
 Cost summarize(std::vector<double> times) {
@@ -435,6 +437,23 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
     session.costs.put(key, cost);
   }
   session.database->save(session.costs);
+}
+
+void correct_step_times(Session& session, const Program& program, const Executor& executor, double usual_ms,
+                        bool busy) {
+  Plan plan = *program.plan;
+  predict(program.network.graph, plan, session.costs);
+  double last_ms = 0;
+  for (const auto& records : {executor.records(), executor.copies()}) {
+    for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
+  }
+  if (last_ms <= 0 || std::abs(plan.predicted.step_time_ms / usual_ms - 1) <= kPredictionTolerance) return;
+  std::vector<std::vector<double>> times;
+  const std::vector<bool> alone = ran_alone(plan, executor);
+  for (const double ms : compute_times(plan, executor)) {
+    times.push_back(alone[times.size()] ? std::vector<double>{ms * usual_ms / last_ms} : std::vector<double>{});
+  }
+  keep_step_times(session, program, std::move(times), ran_together(executor), busy);
 }
 
 int busy_steps(const Program& program, const CostTable& costs) {

@@ -114,6 +114,10 @@ std::vector<bool> ran_alone(const Plan& plan, const Executor& executor);
 void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times,
                      const std::vector<bool>& together, bool busy);
 
+// Where a step is predicted much longer or shorter than the usual one took: keeps what the executor's last one took, in the
+// time of the usual one. The times that are known may be of steps at a slow moment.
+void correct_step_times(Session& session, const Program& program, const Executor& executor, double usual_ms, bool busy);
+
 // By step: whether it was one launch with others in the executor's last step whose times were taken.
 std::vector<bool> ran_together(const Executor& executor);
 

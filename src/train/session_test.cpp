@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "plan/simulate.h"
 #include "plan/together.h"
 #include "plimsoll/models.h"
 #include "tests/support/local_transport.h"
@@ -113,6 +114,33 @@ TEST(Session, WhatStepsTakeIsKnownAfterTheFirstFewOfThem) {
     ASSERT_TRUE(cost.has_value()) << step.kernel;
     EXPECT_GE(cost->runs, 5);
   }
+}
+
+// The first steps may fall into a slow moment: times by them give way to those of the usual step.
+TEST(Session, TimesOfStepsThatAreNotUsualAreCorrected) {
+  SessionCase c;
+  const Program program =
+      std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
+  const Graph& graph = program.network.graph;
+  Executor executor(graph, program.plan, *c.session.device, {.record_times = true});
+  SampleInputs(graph).write(executor);
+  executor.run_step();
+  const std::vector<bool> together = ran_together(executor);
+  const auto predicted = [&] {
+    Plan plan = *program.plan;
+    predict(graph, plan, c.session.costs);
+    return plan.predicted.step_time_ms;
+  };
+  keep_step_times(c.session, program, std::vector<std::vector<double>>(together.size(), {9.0}), together, false);
+  const double slow_ms = predicted();
+  for (const double usual_ms : {slow_ms / 20, slow_ms / 2}) {
+    correct_step_times(c.session, program, executor, usual_ms, false);
+    EXPECT_GT(predicted(), 0.3 * usual_ms);  // what passes between the steps is in a usual one as well
+    EXPECT_LT(predicted(), 1.01 * usual_ms);
+  }
+  keep_step_times(c.session, program, std::vector<std::vector<double>>(together.size(), {9.0}), together, false);
+  correct_step_times(c.session, program, executor, 1.05 * slow_ms, false);
+  EXPECT_EQ(predicted(), slow_ms);
 }
 
 // What a busy machine says of a plan's steps is told, and gives way to what a quiet one says.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "compile/plan_file.h"
 #include "compile/verify_file.h"
@@ -36,7 +35,6 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kStepsToCorrect = 5;  // fewer tell too little about the usual step
-constexpr double kPredictionTolerance = 0.1;
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
@@ -49,21 +47,6 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
       return true;
   }
   return false;
-}
-
-// The prediction was off: what the last step took, if it was a usual one, predicts better next time.
-void correct_costs(Session& session, const Program& program, const Executor& executor, double usual_ms, bool busy) {
-  double last_ms = 0;
-  for (const auto& records : {executor.records(), executor.copies()}) {
-    for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
-  }
-  std::vector<std::vector<double>> times;
-  const std::vector<bool> alone = ran_alone(program.plan, executor);
-  for (const double ms : compute_times(program.plan, executor)) {
-    times.push_back(alone[times.size()] ? std::vector<double>{ms} : std::vector<double>{});
-  }
-  if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance)
-    keep_step_times(session, program, std::move(times), ran_together(executor), busy);
 }
 
 std::string measured_text(const Measured& measured, const CostDatabase& database) {
@@ -176,7 +159,6 @@ class Training {
   std::unique_ptr<CoreTuner> tuner_;     // none: the plan is not chosen while it trains
   std::optional<CrowdMonitor> crowd_;    // none: others are nothing to it
   std::optional<StepTimes> step_times_;  // of the first steps, while they are not known
-  bool times_kept_ = false;              // of steps of this run
   LoadMeter load_ = LoadMeter();         // of the training
   double predicted_ms_ = 0;
 };
@@ -502,7 +484,6 @@ void Training::watch_crowd(const TrainingStep& step) {
 void Training::keep_first_times() {
   if (!step_times_) return;
   step_times_->keep(session_, program_);
-  times_kept_ = true;
   step_times_.reset();
 }
 
@@ -557,11 +538,9 @@ void Training::complete(DoneEvent& done, const TrainingStep& step) {
   done.budget = program_.plan->budget;
   done.predicted_step_time_ms = predicted_ms_;
   if (!program_.plan->feeding.inputs.empty()) done.predicted_wall_time_ms = program_.plan->predicted.wall_time_ms;
-  if (measures() && !times_kept_ && done.steps >= kStepsToCorrect &&
-      std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
-    correct_costs(session_, program_, executor, done.step_time_ms,
-                  !session_.device->info().asynchronous && is_busy(load_.load()));
-  }
+  if (measures() && done.steps >= kStepsToCorrect)
+    correct_step_times(session_, program_, executor, done.step_time_ms,
+                       !session_.device->info().asynchronous && is_busy(load_.load()));
   done.peak = step.measured_peak();
   done.captured = executor.is_captured();
   done.process_peak = process_peak();
