@@ -28,6 +28,7 @@ std::vector<NamedFactory> reorder_kernels();
 
 // Ours (own_*.cpp), all of them: compiled for the instructions that this processor has
 std::vector<NamedFactory> own_kernels();
+std::vector<NamedFactory> amx_kernels();  // fully connected layers and convolutions of one tap, on processors with AMX
 std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> cumulative_sum_kernels();

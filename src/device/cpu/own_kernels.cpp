@@ -32,7 +32,8 @@ std::vector<NamedFactory> PLIMSOLL_OWN_KERNELS() {
                       sort_kernels,
                       cumulative_sum_kernels,
                       pointwise_linear_kernels,
-                      winograd_kernels}) {
+                      winograd_kernels,
+                      amx_kernels}) {
     for (const NamedFactory& factory : family()) all.push_back(factory);
   }
   return all;
