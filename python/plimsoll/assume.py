@@ -30,7 +30,7 @@ from .chosen import Asked, begun, counted_by, depends, hits_of, is_any, is_learn
 from .counted import Count, expect_as_many, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
-from .functions import in_backward, note_gradients
+from .functions import has_gradient, in_backward, note_gradients
 from .interrupts import end_where_interrupted
 from .made import OF_SHAPES, Made, Sizes, expression, forget_all, is_itself, note, note_written, values_of, with_known_sizes
 
@@ -61,6 +61,8 @@ class Assumptions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if (wanted := _wanted_gradient(func, args, kwargs or {})) is not None and self._is_parameter(args[0]):
             return self._freeze(args[0], not wanted)
+        if getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__get__" and (answer := has_gradient(args[0])) is not None:  # type: ignore[comparison-overlap]
+            return answer
         if self._frozen:
             args, kwargs = pytree.tree_map_only(Tensor, lambda t: self._frozen.get(id(t), t), (args, kwargs or {}))
         if self._has_fixed:
