@@ -116,6 +116,8 @@ class Assumptions(TorchFunctionMode):
         counted = treated(func, args, kwargs or {})
         if counted is not None:
             self.asked.goes_on((args, kwargs), counted[0])
+            if isinstance(counted[0], Tensor) and counted[0].dtype == torch.bool:  # which may choose among what was chosen
+                note_comparison(func, args, kwargs or {}, counted[0])
             return counted[0]
         if getattr(func, "__name__", "") == "masked_select" and len(args) == 2 and values_of(args[1]) is not None:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
@@ -303,7 +305,7 @@ def _float_of(tensor: Tensor) -> float:
 
 def _expect_buffer(of: Any) -> None:
     if of is True:
-        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
+        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps")
 
 
 _INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())
