@@ -138,8 +138,16 @@ def _detach_without_gradient(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.detach.default:
             continue
-        written = min((order[user] for user in _writers(node)), default=None)
-        if written is None or _is_of_buffer(node) or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
+        writers = sorted(_writers(node), key=order.__getitem__)
+        if not writers or _is_of_buffer(node):
+            continue
+        x: Any = node.args[0]
+        after = [user for user in x.users if order.get(user, -1) > order[writers[0]]]
+        if after:  # what was written there is read in the tensor itself
+            if _is_of_parameters(x) and all(order[user] > order[writers[-1]] for user in after):
+                straight = _passed_straight(graph, node, x, None, writers[-1])
+                for user in after:
+                    user.replace_input_with(x, straight)
             continue
         with graph.inserting_after(node):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -193,12 +201,12 @@ def _is_floating(node: Node) -> bool:
     return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
 
 
-def _passed_straight(graph: Any, region: Node, x: Node, result: Optional[Node]) -> Node:
-    """What a region has written into a tensor has no gradient, and that of the tensor goes on as if nothing were written. ``result``: what the region gives back of it; None: it is read there."""
+def _passed_straight(graph: Any, region: Node, x: Node, result: Optional[Node], last: Optional[Node] = None) -> Node:
+    """What a region has written into a tensor has no gradient, and that of the tensor goes on as if nothing were written. ``result``: what the region gives back of it; None: it is read there. ``last``: what writes last."""
     aten = torch.ops.aten
     with graph.inserting_before(region):
         made = [graph.call_function(aten.clone.default, (x,))]
-    last = region if result is None else result
+    last = last or result or region
 
     def call(target: Any, *args: Any) -> Node:
         nonlocal last

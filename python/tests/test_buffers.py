@@ -257,7 +257,13 @@ def _angles(y):
     return cosines * 8
 
 
-@pytest.mark.parametrize("use", [_whole, _in_parts, _and_read_there, _angles], ids=lambda f: f.__name__)
+def _detached(y):
+    y.detach().mul_(2).clamp_(-0.5, 0.5)
+    y.detach()[:, 0] = 1.0
+    return y + y.detach() * y
+
+
+@pytest.mark.parametrize("use", [_whole, _in_parts, _and_read_there, _angles, _detached], ids=lambda f: f.__name__)
 def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
     mine, other = (torch.nn.Linear(8, 6) for _ in range(2))
     other.load_state_dict(mine.state_dict())
