@@ -30,7 +30,7 @@ from .chosen import Asked, begun, counted_by, depends, hits_of, is_any, is_learn
 from .counted import Count, expect_as_many, has_count, number_of, with_count
 from .ctc import ctc_loss
 from .fixed import by_places, computed, is_known, known, untraced
-from .functions import in_backward, note_gradients
+from .functions import has_gradient, in_backward, note_gradients
 from .interrupts import end_where_interrupted
 from .made import OF_SHAPES, Made, Sizes, expression, forget_all, is_itself, note, note_written, values_of, with_known_sizes
 
@@ -61,6 +61,8 @@ class Assumptions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if (wanted := _wanted_gradient(func, args, kwargs or {})) is not None and self._is_parameter(args[0]):
             return self._freeze(args[0], not wanted)
+        if getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__get__" and (answer := has_gradient(args[0])) is not None:  # type: ignore[comparison-overlap]
+            return answer
         if self._frozen:
             args, kwargs = pytree.tree_map_only(Tensor, lambda t: self._frozen.get(id(t), t), (args, kwargs or {}))
         if self._has_fixed:
@@ -114,6 +116,8 @@ class Assumptions(TorchFunctionMode):
         counted = treated(func, args, kwargs or {})
         if counted is not None:
             self.asked.goes_on((args, kwargs), counted[0])
+            if isinstance(counted[0], Tensor) and counted[0].dtype == torch.bool:  # which may choose among what was chosen
+                note_comparison(func, args, kwargs or {}, counted[0])
             return counted[0]
         if getattr(func, "__name__", "") == "masked_select" and len(args) == 2 and values_of(args[1]) is not None:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
@@ -301,7 +305,7 @@ def _float_of(tensor: Tensor) -> float:
 
 def _expect_buffer(of: Any) -> None:
     if of is True:
-        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is")
+        raise RuntimeError("something is changed through .data; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps")
 
 
 _INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute t squeeze unsqueeze flatten expand".split())

@@ -67,7 +67,7 @@ _COMPARED = frozenset("add __add__ mul __mul__ logical_or logical_and logical_xo
 _VIEWS = frozenset("flatten view reshape squeeze unsqueeze transpose permute contiguous expand expand_as __getitem__".split())
 _BY_ROWS = frozenset(
     """add sub mul div true_divide neg abs exp log log1p log2 log10 sqrt rsqrt pow square reciprocal sigmoid tanh relu gelu silu elu leaky_relu softplus
-    logsigmoid clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos tan atan erf exp2 expm1 floor ceil round trunc where
+    logsigmoid acos arccos asin arcsin arctan sinh cosh asinh arcsinh atanh arctanh absolute negative sgn frac erfc celu logaddexp clamp clamp_min clamp_max clip float double long int bool to type type_as detach clone contiguous sign sin cos tan atan erf exp2 expm1 floor ceil round trunc where
     maximum minimum eq ne lt le gt ge logical_and logical_or logical_not lerp nan_to_num relu6 hardtanh hardswish mish selu softsign zeros_like ones_like full_like
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__
     rsub multiply subtract divide remainder fmod __mod__ __floordiv__ floor_divide dropout layer_norm""".split()
@@ -479,6 +479,15 @@ def _put_back(args: tuple, own: Chosen) -> None:
     """y[mask] = of what the same mask chose, or of what another one did, one row after the other."""
     y, index, rows = args
     parts = _mask_of(index if isinstance(index, tuple) else (index,))
+    if (column := _column_of_each(y, parts, own)) is not None:
+        _put_into_columns(y, parts[0], column, rows, own)
+        return
+    if (part := _columns_of(y, parts)) is not None:
+        _put_back((part, parts[0], rows), own)
+        y._plimsoll_depends = True  # type: ignore[attr-defined]
+        if y.is_floating_point():
+            mark_learnt(y)
+        return
     mask = parts[0] if len(parts) == 1 else index
     if isinstance(_noted(mask, _PLACES), tuple):
         y.copy_(_put_along(y, *_noted(mask, _PLACES), rows, own))
@@ -500,6 +509,61 @@ def _put_back(args: tuple, own: Chosen) -> None:
     y._plimsoll_depends = True  # type: ignore[attr-defined]
     if y.is_floating_point():
         mark_learnt(y)
+
+
+def _column_of_each(x: Tensor, index: tuple, own: Chosen) -> Optional[Tensor]:
+    """Of x[mask, labels[mask]]: the labels, one for each row that the mask chooses."""
+    while len(index) > 2 and isinstance(index[-1], slice) and index[-1] == slice(None):
+        index = index[:-1]
+    if len(index) != 2 or not all(isinstance(i, Tensor) for i in index):
+        return None
+    mask, labels = index
+    is_whole = labels.dtype in (torch.int64, torch.int32) and labels.dim() == 1 and chosen(labels) is not None and not getattr(labels, _LEADS, False)
+    if not is_whole or mask.dtype != torch.bool or mask.dim() == 0 or chosen(mask) is not None or any(isinstance(n, torch.SymInt) for t in (x, mask) for n in t.shape):
+        return None
+    is_alike = key_of(mask) == own.key and own.mask.shape[0] == mask.numel()
+    return labels if is_alike and x.dim() > mask.dim() and x.shape[: mask.dim()] == mask.shape else None
+
+
+def _columns_of(y: Tensor, index: tuple) -> Optional[Tensor]:
+    """Of y[mask, 2] or y[mask, :2]: those columns of all rows, a view of y."""
+    mask, rest = index[0], index[1:]
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() == 0 or not rest or chosen(mask) is not None:
+        return None
+    if not all(type(i) is int or isinstance(i, slice) for i in rest) or all(i == slice(None) for i in rest) or y.shape[: mask.dim()] != mask.shape:
+        return None
+    return y[(*[slice(None)] * mask.dim(), *rest)]
+
+
+def _put_into_columns(y: Tensor, mask: Tensor, labels: Tensor, value: Any, own: Chosen) -> None:
+    """y[mask, labels[mask]] = value"""
+    count, rest = y.shape[mask.dim()], y.shape[mask.dim() + 1 :]
+    is_there = own.mask[:, None] & F.one_hot(_places_of(labels, count, own), count).bool()
+    rows = y.reshape(mask.numel(), count, *rest)
+    if chosen(value) is not None:
+        value = value.reshape(value.shape[0], *[1] * (rows.dim() - 1 - value.dim()), *value.shape[1:])[:, None].to(y.dtype)
+    else:
+        value = value.to(y.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=y.dtype)
+    new = torch.where(is_there.reshape(*is_there.shape, *[1] * len(rest)), value, rows)
+    y.copy_(new.reshape(y.shape))
+    y._plimsoll_depends = True  # type: ignore[attr-defined]
+    if y.is_floating_point() and (is_learnt(value) or own.is_learnt or is_learnt(labels)):
+        mark_learnt(y)
+
+
+def _places_of(labels: Tensor, count: int, own: Chosen) -> Tensor:
+    """Those of rows that do not count are 0."""
+    labels = labels.long()
+    place = torch.where(labels < 0, labels + count, labels)
+    return torch.where(own.mask, place, torch.zeros((), dtype=place.dtype))
+
+
+def _of_columns(x: Tensor, mask: Tensor, labels: Tensor, own: Chosen) -> Tensor:
+    """x[mask, labels[mask]]"""
+    rows = x.reshape(mask.numel(), *x.shape[mask.dim() :])
+    place = _places_of(labels, rows.shape[1], own).reshape(-1, 1, *[1] * (rows.dim() - 2)).expand(-1, 1, *rows.shape[2:])
+    found = rows.gather(1, place).squeeze(1)
+    return torch.where(_beside(own.mask, found), found, torch.zeros((), dtype=found.dtype))
 
 
 def _over(mask: Tensor, y: Tensor) -> Tensor:
@@ -614,6 +678,8 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     if not args:  # all by name
         first = "input" if "input" in kwargs else next(iter(kwargs))
         args, kwargs = (kwargs[first],), {k: v for k, v in kwargs.items() if k != first}
+    if name in ("__getitem__", "__setitem__") and (done := _among_chosen(name, args, own)) is not None:
+        return done
     if any(other.key != own.key or other.mask.shape != own.mask.shape for other in several):
         raise RuntimeError("what two masks choose meets here; a plan cannot know that they choose alike. Choose by one mask, or compare all and multiply by the mask")
     if name in _OF_FORM or (name == "__get__" and getattr(func, "__self__", None) in _FIELDS):
@@ -643,11 +709,34 @@ def treated(func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
     return (result,)
 
 
+def _among_chosen(name: str, args: tuple, own: Chosen) -> Optional[tuple]:
+    """y[inner], and y[inner] = of it, of what a mask chose and a mask of its rows: those that both choose."""
+    y, inner = args[0], args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
+    if not isinstance(inner, Tensor) or inner.dtype != torch.bool or inner.dim() != 1 or any(getattr(x, _LEADS, False) for x in (y, inner)):
+        return None
+    if any(x is None or x.key != own.key or x.mask.shape != own.mask.shape for x in map(chosen, (y, inner))):
+        return None
+    both, value = Chosen(own.mask & inner, ("within", own.key, _key(inner))), args[2] if name == "__setitem__" else None
+    both.is_learnt = own.is_learnt or is_learnt(inner)
+    if name == "__getitem__":
+        rows = y if not y.is_floating_point() and both.is_learnt else torch.where(_beside(both.mask, y), y, torch.zeros((), dtype=y.dtype))
+        return (marked(rows.clone() if rows is y else rows, both),)
+    if (of := chosen(value)) is not None and (of.key != both.key or of.mask.shape != both.mask.shape):
+        raise RuntimeError("writing what one mask chose where another one holds")
+    value = value.to(y.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=y.dtype)
+    y.copy_(torch.where(_beside(both.mask, y), value, y))
+    if y.is_floating_point() and (is_learnt(value) or both.is_learnt):
+        mark_learnt(y)
+    return (None,)
+
+
 def _of_each_row(func: Callable, name: str, args: tuple, kwargs: dict, own: Chosen, tensors: list[Tensor], is_written: bool) -> Any:
     """The result of what treats each row for itself, or reduces those that count; None of anything else."""
     x = args[0]
     if name == "__getitem__" and _is_of_columns(args):
         return marked(func(*args, **kwargs), own)
+    if name == "__getitem__" and isinstance(args[1], tuple) and chosen(x) is None and (labels := _column_of_each(x, _mask_of(args[1]), own)) is not None:
+        return marked(_of_columns(x, _mask_of(args[1])[0], labels, own), own)
     if name in _OF_FIRST and chosen(x) is not None and sum(chosen(t) is not None for t in tensors) == 1 and (x.dim() > 1 or name == "embedding") and args[1].dim() <= 2:
         return marked(func(*args, **kwargs), own)
     if name in _JOINING:

@@ -4,13 +4,14 @@
 
 A backward that is linear in its gradient has a transpose, backward'. What is added is zero, and has the derivative that backward says. The transpose is the
 derivative of <backward(g), v> by g, which gradients.py writes out as operators, and where it is seen whether g is left in it: then backward is not linear.
+A gradient that backward gives whatever g is, as of an auxiliary loss, is that of a term of the loss: <backward(g), x - fixed x>.
 """
 
 from __future__ import annotations
 
 import operator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ def followed(function: type, args: tuple) -> Any:
 def _followed(function: type, args: tuple) -> Any:
     context = _Context(args)
     moving = [a - a.detach() if _may_be_trained(a) else None for a in args]
-    own = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    own = [_seen_within(a) if isinstance(a, Tensor) else a for a in args]
     forward = type.__getattribute__(function, "forward")
     if function.setup_context is not torch.autograd.Function.setup_context:
         result = forward(*own)
@@ -118,6 +119,18 @@ def _followed(function: type, args: tuple) -> Any:
     if torch.is_grad_enabled() and any(v is not None for v in moving):
         results = _with_gradients(function, context, results, moving, result if several else [result])
     return tuple(results) if several else results[0]
+
+
+def _seen_within(x: Tensor) -> Tensor:
+    """What forward is given: it may ask whether that has a gradient."""
+    own = x.detach()
+    own._plimsoll_has_gradient = _may_be_trained(x)  # type: ignore[attr-defined]
+    return own
+
+
+def has_gradient(x: Tensor) -> Optional[bool]:
+    """Whether a tensor that the forward of a Function was given has a gradient outside of it; None where it is another tensor."""
+    return getattr(x, "_plimsoll_has_gradient", None)
 
 
 def _with_gradients(function: type, context: _Context, results: list, moving: list, originals: Sequence[Any]) -> list:
@@ -135,8 +148,10 @@ def _with_gradients(function: type, context: _Context, results: list, moving: li
         found = backward(context, *passed)
     found = list(found) if isinstance(found, (tuple, list)) else [found]
     pairs = [(g, v) for g, v in zip(found, moving) if isinstance(g, Tensor) and v is not None]
-    for g, v in pairs:
-        if g.shape != v.shape:
+    for i, (g, v) in enumerate(pairs):
+        if g.shape != v.shape and _sums_to(v.shape, g.shape):
+            pairs[i] = g.sum_to_size(v.shape), v
+        elif g.shape != v.shape:
             raise RuntimeError(f"its backward gives a gradient of shape {tuple(g.shape)} for a tensor of shape {tuple(v.shape)}")
     if not pairs:
         return results
@@ -146,6 +161,11 @@ def _with_gradients(function: type, context: _Context, results: list, moving: li
         results[i] = results[i] + change
         mark_learnt(results[i])
     return results
+
+
+def _sums_to(shape: Sequence[int], wide: Sequence[int]) -> bool:
+    """Whether a tensor of the one shape expands to the other: PyTorch sums such a gradient."""
+    return len(shape) <= len(wide) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(wide)))
 
 
 def again(run: Callable, args: tuple) -> Any:
@@ -182,7 +202,7 @@ def not_linear(between: Sequence[Node], inputs: Sequence[Node]) -> str:
             continue
         moving.add(node)
         others = [a for a in pytree.tree_leaves(node.args) if isinstance(a, Node) and a not in moving]
-        if name == "copy.default" and (node.args[1] in moving or _is_zero(node.args[1])):
+        if name == "copy.default" and (node.args[1] in moving or is_zero(node.args[1])):
             continue
         if name in _FIRST and node.args[0] in moving and len(read) == 1 and not _pads(node):
             continue
@@ -192,9 +212,9 @@ def not_linear(between: Sequence[Node], inputs: Sequence[Node]) -> str:
             continue
         if name.startswith(("conv", "linear")) and not any(a in moving for a in node.args[2:3]) and sum(a in moving for a in node.args[:2] if isinstance(a, Node)) == 1 and (len(node.args) < 3 or node.args[2] is None):
             continue
-        if name.startswith("masked_fill") and node.args[0] in moving and len(read) == 1 and _is_zero(node.args[2]):
+        if name.startswith("masked_fill") and node.args[0] in moving and len(read) == 1 and is_zero(node.args[2]):
             continue
-        if name.startswith("index_put") and not any(i in moving for i in node.args[1] if isinstance(i, Node)) and all(a in moving or _is_zero(a) for a in (node.args[0], node.args[2])):
+        if name.startswith("index_put") and not any(i in moving for i in node.args[1] if isinstance(i, Node)) and all(a in moving or is_zero(a) for a in (node.args[0], node.args[2])):
             continue
         return str(node.target)
     return ""
@@ -206,15 +226,15 @@ def _pads(node: Node) -> bool:
 
 def _is_sum(node: Node, name: str, others: Sequence[Node]) -> bool:
     if name == "where.self":
-        return node.args[0] in others and all(_is_zero(a) or a not in others for a in node.args[1:3])
+        return node.args[0] in others and all(is_zero(a) or a not in others for a in node.args[1:3])
     if name.startswith(("scatter_add", "index_add")):
-        return node.args[2] in others and all(_is_zero(a) or a not in others for a in (node.args[0], node.args[3]))
+        return node.args[2] in others and all(is_zero(a) or a not in others for a in (node.args[0], node.args[3]))
     if name.endswith(".Scalar"):
-        return _is_zero(node.args[1])
-    return all(_is_zero(a) for a in others) and not any(isinstance(a, (int, float)) and a != 0 for a in node.args[1:2])
+        return is_zero(node.args[1])
+    return all(is_zero(a) for a in others) and not any(isinstance(a, (int, float)) and a != 0 for a in node.args[1:2])
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
     if isinstance(value, (int, float)):
         return value == 0
     if not isinstance(value, Node) or value.op != "call_function":
@@ -224,4 +244,4 @@ def _is_zero(value: Any) -> bool:
         return True
     if name.startswith(("full", "new_full")):
         return value.args[-1] == 0 or (len(value.args) > 1 and value.args[1] == 0)
-    return name.startswith(("expand", "view", "clone", "lift_fresh_copy", "alias", "_to_copy", "scalar_tensor")) and _is_zero(value.args[0])
+    return name.startswith(("expand", "view", "clone", "lift_fresh_copy", "alias", "_to_copy", "scalar_tensor")) and is_zero(value.args[0])

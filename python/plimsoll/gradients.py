@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from .functions import not_linear
+from .functions import is_zero, not_linear
 from .values import arguments
 
 _ATEN = torch.ops.aten
@@ -82,8 +83,52 @@ def write_gradients(exported: ExportedProgram) -> None:
         **torch.export.default_decompositions(), **further, _ATEN.convolution_backward.default: _convolution_backward, _ATEN.avg_pool2d_backward.default: _average_pool_backward
     }  # fmt: skip
     for node in found:
+        if node.target is torch.ops.plimsoll.transposed.default:
+            _add_fixed_gradients(exported, node)
         _write(graph, node, decompositions)
     graph.eliminate_dead_code()
+
+
+def _add_fixed_gradients(exported: ExportedProgram, node: Node) -> None:
+    """What a backward gives whatever its gradient is, as L2Wrap and AddAuxiliaryLoss do: terms of the loss, which are zero and have that derivative."""
+    graph = exported.graph
+    outputs, inputs, moving = node.args[:3]
+    between, _ = _between(graph, outputs, inputs)  # type: ignore[arg-type]
+    fixed = [(g, v) for g, v in zip(outputs, moving) if g not in between and g not in inputs and not is_zero(g)]  # type: ignore[arg-type, operator, union-attr]
+    if not fixed:
+        return
+    output = graph.output_node()
+    place = next(i for i, spec in enumerate(exported.graph_signature.output_specs) if spec.kind == OutputKind.USER_OUTPUT)
+    results = list(output.args[0])  # type: ignore[arg-type]
+    if not _reaches(node, results[place]):  # PyTorch does not call that backward
+        return
+    mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+
+    def call(target: Any, *args: Any) -> Node:
+        made = graph.call_function(target, args)
+        with mode:
+            value = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
+        made.meta = {k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta} | {"val": value}
+        return made
+
+    with graph.inserting_before(output):
+        for g, v in fixed:
+            term = call(_ATEN.sum.default, call(_ATEN.mul.Tensor, v, call(_ATEN.detach.default, g)))
+            results[place] = call(_ATEN.add.Tensor, results[place], call(_ATEN.view.default, term, list(results[place].meta["val"].shape)))
+    output.args = (tuple(results), *output.args[1:])
+
+
+def _reaches(node: Node, end: Node) -> bool:
+    """Whether a gradient comes back from the end to a node."""
+    waiting, seen = [node], set()
+    while waiting:
+        n = waiting.pop()
+        value = n.meta.get("val")
+        if n in seen or n.target is _ATEN.detach.default or (isinstance(value, Tensor) and not value.is_floating_point()):
+            continue
+        seen.add(n)
+        waiting.extend(n.users)
+    return end in seen
 
 
 def _write(graph: Graph, node: Node, decompositions: dict) -> None:

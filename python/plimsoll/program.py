@@ -11,7 +11,7 @@ import warnings
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -110,23 +110,44 @@ def _detach_without_gradient(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
             continue
-        written = _written_in(module, node)
+        into = _written_in(module, node)
+        written = {base: x for base, x in into.items() if _is_of_buffer(x)}
         anew = {base: _written_anew(graph, node, buffer) for base, buffer in written.items()}
         for result in list(node.users):
             base = _given_back(module, node, result)
             if base in anew:  # what is written there later is to stay in the buffer
                 result.replace_all_uses_with(anew[base])
                 continue
+            if base in into and _is_of_parameters(into[base]):
+                after = list(result.users)
+                straight = _passed_straight(graph, node, into[base], result)
+                result.replace_all_uses_with(straight, delete_user_cb=lambda user, after=after: user in after)
+                continue
             with graph.inserting_after(result):
                 detached = graph.call_function(torch.ops.aten.detach.default, (result,))
             detached.meta = dict(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+        for x in into.values():  # in parts
+            order = {n: i for i, n in enumerate(graph.nodes)}
+            after = [user for user in x.users if order[user] > order[node]]
+            if after and x not in written.values() and _is_of_parameters(x):
+                straight = _passed_straight(graph, node, x, None)
+                for user in after:
+                    user.replace_input_with(x, straight)
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.detach.default:
             continue
-        written = min((order[user] for user in _writers(node)), default=None)
-        if written is None or _is_of_buffer(node) or any(order[user] > written for user in node.args[0].users):  # type: ignore[union-attr]
+        writers = sorted(_writers(node), key=order.__getitem__)
+        if not writers or _is_of_buffer(node):
+            continue
+        x: Any = node.args[0]
+        after = [user for user in x.users if order.get(user, -1) > order[writers[0]]]
+        if after:  # what was written there is read in the tensor itself
+            if _is_of_parameters(x) and all(order[user] > order[writers[-1]] for user in after):
+                straight = _passed_straight(graph, node, x, None, writers[-1])
+                for user in after:
+                    user.replace_input_with(x, straight)
             continue
         with graph.inserting_after(node):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -136,7 +157,7 @@ def _detach_without_gradient(module: GraphModule) -> None:
 
 
 def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
-    """The buffers that are written in a region: the placeholders inside, and what they are outside."""
+    """What is written in a region: the placeholders inside, and what they are outside."""
     graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
     outside = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:]))
     written = {}
@@ -146,7 +167,7 @@ def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
             continue
         formal = schema.arguments[0]
         base = _base_of(node.args[0])
-        if formal.alias_info is not None and formal.alias_info.is_write and isinstance(outside.get(base), Node) and _is_of_buffer(outside[base]):
+        if formal.alias_info is not None and formal.alias_info.is_write and isinstance(outside.get(base), Node):
             written[base] = outside[base]
     return written
 
@@ -159,6 +180,47 @@ def _written_anew(graph: Any, region: Node, buffer: Node) -> Node:
             last = graph.call_function(*make())
         last.meta = dict(buffer.meta)
     return last
+
+
+def _is_of_parameters(node: Any) -> bool:
+    """Whether a gradient may go from a node to a parameter."""
+    waiting, seen = [node], set()
+    while waiting:
+        n = waiting.pop()
+        if n in seen or not isinstance(n, Node) or n.target is torch.ops.aten.detach.default or not _is_floating(n):
+            continue
+        seen.add(n)
+        if n.op == "placeholder" and n.name.startswith("p_"):
+            return True
+        waiting.extend(n.all_input_nodes)
+    return False
+
+
+def _is_floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
+
+
+def _passed_straight(graph: Any, region: Node, x: Node, result: Optional[Node], last: Optional[Node] = None) -> Node:
+    """What a region has written into a tensor has no gradient, and that of the tensor goes on as if nothing were written. ``result``: what the region gives back of it; None: it is read there. ``last``: what writes last."""
+    aten = torch.ops.aten
+    with graph.inserting_before(region):
+        made = [graph.call_function(aten.clone.default, (x,))]
+    last = last or result or region
+
+    def call(target: Any, *args: Any) -> Node:
+        nonlocal last
+        with graph.inserting_after(last):
+            last = graph.call_function(target, args)
+        made.append(last)
+        return last
+
+    value = call(aten.detach.default, call(aten.clone.default, x if result is None else result))
+    zero = call(aten.sub.Tensor, made[0], call(aten.detach.default, made[0]))
+    straight = call(aten.add.Tensor, value, zero)
+    for n in made:
+        n.meta = dict(x.meta)
+    return straight
 
 
 def _given_back(module: GraphModule, region: Node, result: Node) -> Any:

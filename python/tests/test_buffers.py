@@ -224,3 +224,58 @@ def test_no_gradient_goes_into_what_was_written_without_gradients(use):
         optimizers[1].step()
     for key, value in other.state_dict().items():
         assert torch.allclose(mine.state_dict()[key], value, atol=1e-5), key
+
+
+def _whole(y):
+    with torch.no_grad():
+        y.mul_(2).add_(1)
+    return y
+
+
+def _in_parts(y):
+    with torch.no_grad():
+        y[:, 0] = 5.0
+        y[1:3] *= 2
+    return y
+
+
+def _and_read_there(y):
+    z = y * 2
+    with torch.no_grad():
+        z.add_(y.clamp_(-0.5, 0.5))
+        read = z * 2
+    return y * z + read * y
+
+
+def _angles(y):
+    """As ArcFace adds its margin."""
+    cosines, own = torch.nn.functional.normalize(y).clamp(-0.99, 0.99), torch.arange(5) % 6
+    with torch.no_grad():
+        cosines.arccos_()
+        cosines[torch.arange(5), own] += 0.5
+        cosines.cos_()
+    return cosines * 8
+
+
+def _detached(y):
+    y.detach().mul_(2).clamp_(-0.5, 0.5)
+    y.detach()[:, 0] = 1.0
+    return y + y.detach() * y
+
+
+@pytest.mark.parametrize("use", [_whole, _in_parts, _and_read_there, _angles, _detached], ids=lambda f: f.__name__)
+def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
+    mine, other = (torch.nn.Linear(8, 6) for _ in range(2))
+    other.load_state_dict(mine.state_dict())
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (mine, other)]
+    batches = [torch.randn(5, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    loss = lambda output, batch: (use(output * 1) * torch.arange(6.0)).square().mean()  # noqa: E731
+    step = plimsoll.compile(mine, optimizers[0], loss=loss, example=batches[0], costs="estimated")
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(other(batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)

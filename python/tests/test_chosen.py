@@ -38,6 +38,39 @@ def put_back(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return weighted(out)
 
 
+def column_of_each(y: Tensor, mask: Tensor, labels: Tensor, value) -> Tensor:
+    """As RetinaNet makes what its scores should be."""
+    out = torch.zeros_like(y)
+    out[mask, labels[mask]] = value
+    return out
+
+
+def into_columns(y: Tensor, mask: Tensor) -> Tensor:
+    out = torch.zeros_like(y)
+    out[mask, 2] = y[mask, 1] * 2
+    out[mask, 3:] += y[mask, :2]
+    return out
+
+
+def some_of_what_was_chosen(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    rows, kinds = y[labels >= 0], labels[labels >= 0]
+    total, large = rows.sum(-1), rows.sum(-1) > 0
+    out = torch.zeros_like(total)
+    out[large] = rows.exp().sum(-1)[large]
+    copied = rows * 2
+    copied[rows[:, 0] > rows[:, 1]] = 0.5
+    return out.mean() + copied.square().mean() + F.cross_entropy(rows[kinds > 1], kinds[kinds > 1])
+
+
+def overlaps(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As torchvision's losses of boxes do it: an area where two meet, zero else."""
+    a, b = y[labels >= 0], y.detach().roll(1, 1)[labels >= 0]
+    left, right = torch.max(a[:, 0], b[:, 0]), torch.min(a[:, 0] + 1, b[:, 0] + 1)
+    shared, mask = torch.zeros_like(left), right > left
+    shared[mask] = right[mask] - left[mask]
+    return (1 - shared / (2 - shared)).mean()
+
+
 def by_experts(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     """As makeMoE does it: two of three experts for each row; the third one is chosen by none."""
     share, best = m.norm(y)[..., :3].topk(2, -1)
@@ -214,6 +247,12 @@ LOSSES = {
     "the_old_way": lambda m, y, t: F.cross_entropy(y[t >= 0], t[t >= 0], size_average=False) + nn.CrossEntropyLoss(reduce=False)(y[t > 0], t[t > 0]).mean(),
     "texts": lambda m, y, t: F.cross_entropy(y[t[:, 0] >= 0].view(-1, 5), t[t[:, 0] >= 0].reshape(-1)),
     "layers_between": lambda m, y, t: m.norm(m.other(y[t >= 0]).relu()).square().mean() + m.other(y[t > 1].mean(0)).sum(),
+    "a_column_of_each": lambda m, y, t: -y.log_softmax(-1)[t >= 0, t[t >= 0]].mean() + y[(*torch.where(t > 1), t[t > 1] - 5)].square().sum(),
+    "into_a_column_of_each": lambda m, y, t: F.binary_cross_entropy_with_logits(y, column_of_each(y, t >= 0, t, 1.0)) + weighted(column_of_each(y, t > 0, -1 - t, y.exp().sum(-1)[t > 0])),
+    "into_columns": lambda m, y, t: weighted(into_columns(y, t > 0)),
+    "angles": lambda m, y, t: (y[t >= 0].tanh().acos() + 0.5).cos().sum() + y[t > 1].tanh().mul(0.9).arcsin().sinh().mean(),
+    "some_of_what_was_chosen": some_of_what_was_chosen,
+    "overlaps": overlaps,
     "put_back": put_back,
     "by_experts": by_experts,
     "by_experts_and_places": by_places,
@@ -270,6 +309,12 @@ def one_of_two(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     return m.other(y)[labels > 2].sum() + y.sum() if found else weighted(y)
 
 
+def into_another(rows: Tensor) -> Tensor:
+    out = torch.zeros_like(rows)
+    out[rows[:, 0] > 0] = rows[rows[:, 1] > 0]
+    return out.sum()
+
+
 REFUSED = {
     "rows_of_a_written_mask": (written_behind("rows"), "written into"),
     "labels_of_a_written_mask": (written_behind("labels"), "written into"),
@@ -278,6 +323,7 @@ REFUSED = {
     "any_of_a_written_mask": (written_behind("any"), "depends? on values"),
     "moved_places": (moved_places, "depends? on values"),
     "one_of_two": (one_of_two, "depends? on values"),
+    "some_of_what_was_chosen_elsewhere": (lambda m, y, t: into_another(y[t >= 0]), "another one"),
     "whole_numbers_in_order": (lambda m, y, t: whole_numbers(y, t), "another one"),
     "one_by_a_length": (lambda m, y, t: y[t >= 0].sum() * (1.0 / len(y[t >= 0])), "how many rows a mask chooses"),
     "a_length_by_name": (lambda m, y, t: by_number(y[t >= 0].sum(), len(y[t >= 0])), "shape.0. for len"),

@@ -186,3 +186,53 @@ def test_a_backward_that_is_not_linear_is_refused(change):
 
     with pytest.raises(plimsoll.Unsupported, match=r"Clipped\.apply.*not linear in the gradient"):
         both(start(Function(lambda x: Clipped.apply(x).sum(), 6)), floats("x", 3, 6))
+
+
+class Penalized(torch.autograd.Function):
+    """As RWKV keeps its largest scores small: a gradient of its own beside the one that it passes on."""
+
+    @staticmethod
+    def forward(ctx, loss, y):
+        ctx.save_for_backward(y)
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        largest, at = y.max(-1, keepdim=True)
+        return gradient, torch.zeros_like(y).scatter_(-1, at, 0.1 * largest)
+
+
+class Auxiliary(torch.autograd.Function):
+    """As DeepSeek's mixtures of experts add a loss from within."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        ctx.adds = loss.requires_grad
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, torch.ones(1, dtype=gradient.dtype) if ctx.adds else None
+
+
+def penalized(x: Tensor) -> Tensor:
+    return Penalized.apply(x.tanh().sum(), x)
+
+
+def auxiliary(x: Tensor) -> Tensor:
+    x = Auxiliary.apply(x, x.exp().mean())
+    return (Auxiliary.apply(x, x.detach().exp().mean()) ** 2).sum()
+
+
+@pytest.mark.parametrize("body", [penalized, auxiliary], ids=lambda f: f.__name__)
+def test_a_gradient_whatever_comes_back_is_a_term_of_the_loss(body):
+    assert_same(both(start(Function(body, 4, 6)), floats("x", 3, 4, 6)))
+
+
+def test_such_a_gradient_of_what_nothing_is_made_of_is_none():
+    def unused(x: Tensor) -> Tensor:
+        seen = penalized(x)
+        return x.square().sum() + seen.detach() + penalized(x * 2).argmax() * x.sum()
+
+    assert_same(both(start(Function(unused, 6)), floats("x", 3, 6)))

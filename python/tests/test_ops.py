@@ -1146,6 +1146,25 @@ def test_whole_numbers_are_chosen_among():
     assert_same(both(start(Sentinel()), floats("x", 9, 6), run_batch=floats("z", 5, 6)))
 
 
+class Neighbours(nn.Module):
+    """As DGCNN counts points of all samples in a row: the nearest of each, by what was learnt."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, points, _ = x.shape
+        y = self.layer(x)
+        nearest = (y @ y.mT).topk(2, -1).indices
+        at = (nearest + torch.arange(samples).view(-1, 1, 1) * points).view(-1)
+        return weighted(y.flatten(0, 1)[at].view(samples, points, 2, 4) - y[:, :, None])
+
+
+def test_numbers_of_neighbours_among_all_samples():
+    assert_same(both(start(Neighbours()), floats("x", 3, 5, 3), run_batch=floats("z", 2, 5, 3)))
+
+
 class Far(nn.Module):
     def __init__(self):
         super().__init__()

@@ -96,6 +96,9 @@ def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:
         return None
     if str(node.target) == "aten.full.default":
         return int(node.args[1]), int(node.args[1])  # type: ignore[call-overload]
+    if str(node.target).startswith("aten.arange.") and all(isinstance(n, int) for n in node.args):  # of the batch's size, for which a network is captured anew
+        numbers = range(*node.args)  # type: ignore[arg-type]
+        return (min(numbers[0], numbers[-1]), max(numbers[0], numbers[-1])) if len(numbers) else None
     if str(node.target) in ("aten.where.self", "aten.masked_fill.Scalar"):
         several = [extent(w, x) for x in (node.args[1:] if "where" in str(node.target) else (node.args[0], node.args[2]))]
         return None if None in several else (min(e[0] for e in several), max(e[1] for e in several))  # type: ignore[index]
