@@ -35,7 +35,7 @@ constexpr int64_t kPanel = 2 * kLines;                           // lines that a
 constexpr int64_t kMostDepth = 1024;
 constexpr int64_t kNearSteps = 6;  // of a panel of b, which lie in the nearest cache for all rows of a block
 constexpr int64_t kMostRows = 256;
-constexpr int64_t kBlockBytes = 1024 * 1024;        // of a's block of rows
+constexpr int64_t kBlockBytes = 1024 * 1024;       // of a's block of rows
 constexpr int64_t kSharedBytes = 8 * 1024 * 1024;  // of b's block of columns
 
 int64_t rounded(int64_t count, int64_t grain) { return (count + grain - 1) / grain * grain; }
@@ -93,12 +93,12 @@ PLIMSOLL_AMX void multiply_panels(const uint32_t* a, const uint32_t* b, int64_t 
                                   float* sums) {
   asm volatile("" : : : "memory");
   const int64_t part = steps * 2 * kTileWords;
-#define PLIMSOLL_LOAD_A(which)                                 \
-  _tile_loadd(4, a + (which) * part + s * 2 * kTileWords, 64); \
-  _tile_loadd(5, a + (which) * part + (s * 2 + 1) * kTileWords, 64);
-#define PLIMSOLL_LOAD_B(which)                                 \
-  _tile_loadd(6, b + (which) * part + s * 2 * kTileWords, 64); \
-  _tile_loadd(7, b + (which) * part + (s * 2 + 1) * kTileWords, 64);
+#define PLIMSOLL_LOAD_A(which)                               \
+  _tile_loadd(4, a + (which)*part + s * 2 * kTileWords, 64); \
+  _tile_loadd(5, a + (which)*part + (s * 2 + 1) * kTileWords, 64);
+#define PLIMSOLL_LOAD_B(which)                               \
+  _tile_loadd(6, b + (which)*part + s * 2 * kTileWords, 64); \
+  _tile_loadd(7, b + (which)*part + (s * 2 + 1) * kTileWords, 64);
 #define PLIMSOLL_MULTIPLY  \
   _tile_dpbf16ps(0, 4, 6); \
   _tile_dpbf16ps(1, 4, 7); \
@@ -216,12 +216,14 @@ class Cutting {
     } else if (!rows_are_lines_ && factor_.depth != 1) {
       for (int64_t s = 0; s < steps_; ++s) {
         for (int64_t row = 0; row < kPairs; ++row) {
-          for (int64_t tile = 0; tile < tiles; ++tile) keep(row_of_pair(tile, row, s), part_, place(tile, s) + row * kPairs);
+          for (int64_t tile = 0; tile < tiles; ++tile)
+            keep(row_of_pair(tile, row, s), part_, place(tile, s) + row * kPairs);
         }
       }
     } else if (factor_.depth == 1) {
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        for (int64_t s = 0; s < steps_; ++s) keep_turned(tile, s, [&](int64_t row) { return row_of_line(tile, row, s); });
+        for (int64_t s = 0; s < steps_; ++s)
+          keep_turned(tile, s, [&](int64_t row) { return row_of_line(tile, row, s); });
       }
     } else {
       for (int64_t s = 0; s < steps_; ++s) {
@@ -398,7 +400,8 @@ std::optional<Layer> read_layer(const Graph& graph, const Op& op) {
   layer.ins = w[1];
   if (type.starts_with("Conv")) {
     const auto all = [&](std::string_view name, int64_t usual, int64_t wanted) {
-      return std::ranges::all_of(op.attributes.integers(std::string(name), {usual}), [&](int64_t i) { return i == wanted; });
+      return std::ranges::all_of(op.attributes.integers(std::string(name), {usual}),
+                                 [&](int64_t i) { return i == wanted; });
     };
     if (w.size() != 4 || w[2] != 1 || w[3] != 1 || op.attributes.integer("groups", 1) != 1 || !all("stride", 1, 1) ||
         !all("padding", 0, 0))

@@ -50,7 +50,7 @@ class Blocks {
   void run_block(const Product& product, Range columns, Range depth, std::byte* workspace) const;
 
   int parts_;
-  bool by_columns_;              // is how threads divide the result
+  bool by_columns_;                 // is how threads divide the result
   int64_t depth_, columns_, rows_;  // of a block
   int64_t a_bytes_, b_bytes_;
 };

@@ -169,12 +169,21 @@ TEST(OwnAmx, RunsConvolutionsOfOneTap) {
     OpId convolution;
     std::vector<std::vector<float>> inputs;
   } passes[] = {
-      {&layer.graph, layer.forward, &images,
-       images.add_op("ConvForward", "f", "c", {image_x, image_w, image_bias}), {x, w, bias}},
-      {&rows, rows.add_op("FullyConnectedBackwardData", "d", "fc", {row_dy, row_w}), &images,
-       images.add_op("ConvBackwardData", "d", "c", {image_dy, image_w}, to_data), {dy, w}},
-      {&rows, rows.add_op("FullyConnectedBackwardWeights", "w", "fc", {row_x, row_dy}, {{"bias", int64_t{1}}}), &images,
-       images.add_op("ConvBackwardWeights", "w", "c", {image_x, image_dy}, to_weights), {x, dy}},
+      {&layer.graph,
+       layer.forward,
+       &images,
+       images.add_op("ConvForward", "f", "c", {image_x, image_w, image_bias}),
+       {x, w, bias}},
+      {&rows,
+       rows.add_op("FullyConnectedBackwardData", "d", "fc", {row_dy, row_w}),
+       &images,
+       images.add_op("ConvBackwardData", "d", "c", {image_dy, image_w}, to_data),
+       {dy, w}},
+      {&rows,
+       rows.add_op("FullyConnectedBackwardWeights", "w", "fc", {row_x, row_dy}, {{"bias", int64_t{1}}}),
+       &images,
+       images.add_op("ConvBackwardWeights", "w", "c", {image_x, image_dy}, to_weights),
+       {x, dy}},
   };
   for (const TensorId id : {image_x, image_dy}) images.tensor(id).layout = {"acdb"};
   for (const auto& pass : {passes[0].convolution, passes[1].convolution})
@@ -185,8 +194,8 @@ TEST(OwnAmx, RunsConvolutionsOfOneTap) {
     ASSERT_TRUE(run_by_amx(images, images.op(pass.convolution), 2, pass.inputs, found, LayoutFamily::channels_last));
     EXPECT_EQ(found, expected) << images.op(pass.convolution).type->name;
   }
-  const OpId strided = images.add_op("ConvForward", "s", "c", {image_x, image_w},
-                                     {{"stride", std::vector<int64_t>{2, 2}}});
+  const OpId strided =
+      images.add_op("ConvForward", "s", "c", {image_x, image_w}, {{"stride", std::vector<int64_t>{2, 2}}});
   std::vector<std::vector<float>> none;
   EXPECT_FALSE(run_by_amx(images, images.op(strided), 1, {x, w}, none, LayoutFamily::channels_last));
 }
