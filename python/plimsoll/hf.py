@@ -23,9 +23,12 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from .assigned import OF_CAPTURES
 from .held import untouched
 from .optimizers import kind_of
 from .step import Step, compile
@@ -115,6 +118,11 @@ class Trainer(transformers.Trainer):
             args.gradient_checkpointing = False
         self._step: Optional[Step] = None
         self._needs: list[bool] = []  # of the parameters, whether they had gradients when it was compiled
+        self._together: Optional[int] = None  # batches of the update that is being accumulated
+        self._captures = False
+        self._before_captures: Optional[dict[str, Any]] = None  # attributes, where there was one since the last batch
+        self._not_logged: set[str] = set()  # what compute_loss gave to log, or to an attribute
+        self._told_of_logs = False
         super().__init__(model, args, *further, **named)
         self._refuse_other_optimizers(str(getattr(args.optim, "value", args.optim)))
 
@@ -176,12 +184,26 @@ class Trainer(transformers.Trainer):
             raise ValueError(f"the model is wrapped in {type(result[0]).__name__} to train on several devices, which plimsoll.hf.Trainer does not do")
         return result
 
+    def get_batch_samples(self, *args: Any, **named: Any) -> Any:
+        self._together = None
+        return super().get_batch_samples(*args, **named)
+
+    def _batches_of_update(self) -> int:
+        """How many batches the next update is of. Those at the end of an epoch that are too few for one are kept for the next epoch's
+        first, as transformers does it where the number of batches is not known."""
+        if self._together is None:
+            group, whole = self.current_gradient_accumulation_steps, self.args.gradient_accumulation_steps
+            are_kept = group < whole and not has_length(self.callback_handler.train_dataloader)
+            self._together = (self._step._core.accumulated if self._step is not None else 0) + group + (whole if are_kept else 0)
+        return self._together
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Union[Tensor, int, None] = None) -> Tensor:
         model.train()
-        together = self.current_gradient_accumulation_steps
+        together = self._batches_of_update()
         batch = self._batch(inputs, num_items_in_batch, ignored=None)
-        if self.args.gradient_accumulation_steps > 1 and self._sums(num_items_in_batch):
-            batch["together"] = torch.tensor(float(together))  # the step takes the mean of all, where the losses are to be added
+        if self.args.gradient_accumulation_steps > 1:  # the step takes the mean of all, where the losses, or the means of groups, are to be added
+            own = 1 if self._sums(num_items_in_batch) else self.current_gradient_accumulation_steps
+            batch["together"] = torch.tensor(together / own)
         with untouched():
             needs = [parameter.requires_grad for parameter in model.parameters()]
         if self._step is not None and needs != self._needs:  # a callback has frozen some
@@ -189,11 +211,14 @@ class Trainer(transformers.Trainer):
             self._step = None
         if self._step is None:
             self._step, self._needs = self._compiled(model, batch), needs
-        loss = self._step(batch, batches=together) / together
+        updates = self.accelerator.gradient_state.sync_gradients
+        loss = self._step(batch, batches=self._step._core.accumulated + (1 if updates else 2)) / together
+        self._let_go_of_symbols()
         return torch.tensor(loss)
 
     def _compiled(self, model: nn.Module, batch: dict[str, Any]) -> Step:
         ours = {name: getattr(self.args, name) for name in _OURS if hasattr(self.args, name)}
+        _write_as_saving_does(model)
         return compile(
             model,
             self._torch_optimizer(),
@@ -236,12 +261,51 @@ class Trainer(transformers.Trainer):
     def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What is captured."""
         further: dict[str, Any] = {} if batch["ignored"] is None else {"return_outputs": True}
-        with _nothing_to_unwrap(self.accelerator):
+        with _nothing_to_unwrap(self.accelerator), self._capturing():
             result = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=batch.get("items"), **further)
         loss, outputs = result if further else (result, None)
         if "together" in batch:
             loss = loss * batch["together"]
         return {"loss": loss, "wanted": {} if batch["ignored"] is None else _named(outputs, batch["ignored"])}
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        if self._before_captures is None:
+            self._before_captures = dict(vars(self))
+        self._captures = True
+        try:
+            yield
+        finally:
+            self._captures = False
+
+    def _let_go_of_symbols(self) -> None:
+        """What ``compute_loss`` assigned to attributes of the trainer while it was captured stands for numbers, and is none: an attribute is as it was, and a new
+        number is NaN."""
+        before, self._before_captures = self._before_captures, None
+        for name, value in list(vars(self).items()) if before is not None else ():
+            if value is before.get(name, self) or not any(isinstance(leaf, OF_CAPTURES) for leaf in tree_leaves(value)):
+                continue
+            self._not_logged.add(name)
+            if name in before:
+                setattr(self, name, before[name])
+            elif isinstance(value, torch.SymFloat) or (isinstance(value, Tensor) and value.dim() == 0):
+                setattr(self, name, torch.tensor(float("nan")) if isinstance(value, Tensor) else float("nan"))
+            else:
+                delattr(self, name)
+        if self._not_logged and not self._told_of_logs:
+            self._told_of_logs = True
+            told = "it runs while the step is captured, where there are no numbers yet, and not for every batch. Compute them in a callback, or in compute_metrics"
+            warnings.warn(f"compute_loss computes {', '.join(sorted(self._not_logged))} for a log, which has no values of these: {told}", stacklevel=3)
+
+    def log(self, logs: dict[str, Any], *args: Any, **named: Any) -> None:
+        """What ``compute_loss`` logs has no value: it runs while the step is captured, and never again."""
+        lost = [name for name, value in logs.items() if self._captures or isinstance(value, OF_CAPTURES)]
+        self._not_logged.update(lost)
+        if self._captures:
+            return
+        for name in lost:
+            del logs[name]
+        super().log(logs, *args, **named)
 
     def _clip_grad_norm(self, model: nn.Module) -> Optional[float]:
         return self._step.gradient_norm if self._step is not None else None
@@ -261,6 +325,7 @@ class Trainer(transformers.Trainer):
         items = self._get_num_items_in_batch([inputs], self.args.device)
         batch = self._batch(inputs, items, None if prediction_loss_only else [*ignore_keys, "loss"])
         loss = torch.tensor(self._step.evaluate(batch))
+        self._let_go_of_symbols()
         if prediction_loss_only:
             return loss, None, None
         return loss, _alone(_as_they_were(self._step.evaluation_outputs)), _alone(tuple(labels))
@@ -278,6 +343,17 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
         by = transformers.Seq2SeqTrainer if self.args.predict_with_generate and not prediction_loss_only else Trainer
         further = generation if by is transformers.Seq2SeqTrainer else {}
         return by.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys, **further)
+
+
+def _write_as_saving_does(model: nn.Module) -> None:
+    """What ``save_pretrained`` writes into the configuration of a model that was not read from a file. A step looks at configurations, and would be captured anew behind the first
+    checkpoint."""
+    for part in model.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            if getattr(part.config, "dtype", "") is None:
+                part.config.dtype = part.dtype
+            if getattr(part.config, "architectures", ()) is None:
+                part.config.architectures = [type(part).__name__]
 
 
 @contextmanager

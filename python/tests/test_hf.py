@@ -577,6 +577,22 @@ def test_accumulated_means_are_averaged(tmp_path):
     assert_alike(ours, theirs)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows: Rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows.rows)
+
+
+@pytest.mark.parametrize("build, data", [(gpt2, texts), (classifier, classified_texts)], ids=["sums", "means"])
+def test_batches_of_a_stream_that_are_too_few_for_an_update_are_kept_for_the_next_epoch(tmp_path, build, data):
+    ours, theirs = trainers(tmp_path, build, Stream(data()), gradient_accumulation_steps=4, max_steps=4, learning_rate=1e-3)
+    ours.train(), theirs.train()
+    assert len(logged(ours)) == 4  # of 4 batches, and then of 2 and 4
+    assert_alike(ours, theirs)
+
+
 def test_label_smoothing_and_sgd_are_as_transformers_has_them(tmp_path):
     ours, theirs = trainers(tmp_path, classifier, classified_texts(), label_smoothing_factor=0.1, optim="sgd")
     ours.train(), theirs.train()
@@ -630,6 +646,64 @@ def test_a_loss_of_ones_own_is_captured(tmp_path):
     ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0]), train_dataset=classified_texts()) for k in kinds)
     ours.train(), theirs.train()
     assert_alike(ours, theirs)
+
+
+class WeightedAnew:
+    """As the documentation of transformers writes it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = getattr(self, "class_weights", None)
+        criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]) if weight is None else weight)
+        loss = criterion(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 1.0, 2.0])], ids=["made in the pass", "of the trainer"])
+def test_a_criterion_that_is_made_for_every_batch_is_captured(tmp_path, weights):
+    model = built(classifier)
+    kinds = type("Ours", (WeightedAnew, hf.Trainer), {}), type("Theirs", (WeightedAnew, transformers.Trainer), {})
+    ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0], num_train_epochs=1), train_dataset=classified_texts()) for k in kinds)
+    for trainer in (ours, theirs):
+        if weights is not None:
+            trainer.class_weights = weights.clone()
+        trainer.train()
+    assert_alike(ours, theirs)
+
+
+class Logging:
+    """Numbers of a loss for a log, in three ways."""
+
+    way = ""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        mean = outputs.logits.mean()
+        if self.way == "logged":
+            self.log({"logged": mean.item()})
+        elif self.way == "attribute":
+            self.attribute = mean.detach()
+        else:
+            self.lists.setdefault("listed", []).append(mean.item())
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, *more):
+        if hasattr(self, "attribute"):
+            logs["attribute"] = float(self.attribute)
+        super().log(logs | {name: sum(values) / len(values) for name, values in self.lists.items()}, *more)
+        self.lists.clear()
+
+
+@pytest.mark.parametrize("way", ["logged", "attribute", "listed"])
+def test_what_a_loss_logs_is_told_to_have_no_value(tmp_path, way):
+    kind = type("Kind", (Logging, hf.Trainer), dict(way=way, lists={}))
+    trainer = kind(built(classifier), arguments(tmp_path, True, max_steps=4, save_strategy="steps", save_steps=2), train_dataset=classified_texts())
+    with pytest.warns(UserWarning, match=f"compute_loss computes {way} for a log, which has no values of these"):
+        trainer.train()
+    assert len(logged(trainer)) == 4
+    assert all(value != value for value in logged(trainer, way)) and len(logged(trainer, way)) == (5 if way == "attribute" else 0)
+    assert json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["global_step"] == 4
 
 
 def accuracy(prediction) -> dict[str, float]:
@@ -688,6 +762,15 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
         state.write_text(state.read_text()[:50])
     with pytest.raises(ValueError, match="none of the checkpoints in .* was written to its end"):
         hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data).train(resume_from_checkpoint=True)
+
+
+def test_a_model_is_not_captured_anew_behind_a_checkpoint(tmp_path, monkeypatch):
+    """Which writes into its configuration."""
+    captured = []
+    monkeypatch.setattr(plimsoll.step, "capture", lambda *a, **k: captured.append(a) or capture(*a, **k))
+    trainer = hf.Trainer(built(gpt2), arguments(tmp_path, True, save_strategy="steps", save_steps=1, max_steps=4), train_dataset=texts())
+    trainer.train()
+    assert len(captured) == 1 and len(list(tmp_path.glob("checkpoint-*"))) == 4
 
 
 def test_a_checkpoint_of_transformers_trainer_goes_on_here(tmp_path):
