@@ -82,14 +82,27 @@ _REFUSED = {
 def _refuse(trainer: type, args: transformers.TrainingArguments) -> None:
     """Raises ValueError with all that would not be done as transformers does it."""
     told = [f"{name}={getattr(args, name)!r}: {reason}" for name, reason in _REFUSED.items() if getattr(args, name, None)]
-    if trainer.training_step is not Trainer.training_step:
-        told.append(f"{trainer.__name__}.training_step: the step is compiled once, and Python's part of it would not run; override compute_loss")
+    if not _is_around_ours(trainer):
+        told.append(f"{trainer.__name__}.training_step: it does more than what stands around super().training_step, and the step is compiled once; override compute_loss")
     if args.world_size > 1:
         told.append(f"{args.world_size} processes: plimsoll.hf.Trainer trains in one; plimsoll.compile does in several")
     if args.device.type != "cpu":
         told.append(f"device {args.device}: the step runs on the CPU; give use_cpu=True, or plimsoll.hf.TrainingArguments")
     if told:
         raise ValueError("plimsoll.hf.Trainer refuses\n  " + "\n  ".join(told))
+
+
+_OF_GRADIENTS = {"autocast", "backward", "compute_loss", "grad", "zero_grad"}
+
+
+def _is_around_ours(trainer: type) -> bool:
+    """Whether those who have written a ``training_step`` of their own call ours within it, and do nothing with gradients, of which there are none."""
+    for kind in trainer.__mro__[: trainer.__mro__.index(Trainer)]:
+        if "training_step" in vars(kind):
+            names = set(getattr(getattr(vars(kind)["training_step"], "__code__", None), "co_names", ()))
+            if "training_step" not in names or names & _OF_GRADIENTS:
+                return False
+    return True
 
 
 def _last_whole_checkpoint(folder: str) -> Union[str, bool]:
@@ -177,7 +190,9 @@ class Trainer(transformers.Trainer):
         result = super()._prepare_for_training(*args, **named)
         kind_of(self._torch_optimizer())
         for callback in self.callback_handler.callbacks:
-            if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
+            if type(callback).__name__ == "JITCheckpointCallback":  # it would write what is behind the update as what is before; it is asked again at the step's end
+                callback.on_pre_optimizer_step = lambda *_, **__: None
+            elif type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
                 told = "the update belongs to the compiled step: what it does to gradients is lost, and a learning rate that it sets is that of the next update"
                 warnings.warn(f"{type(callback).__name__}.on_pre_optimizer_step comes behind the update; {told}", stacklevel=2)
         if result[0] is not self.model:
@@ -318,7 +333,7 @@ class Trainer(transformers.Trainer):
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Optional[list[str]] = None) -> Any:
         """In the step's memory, once there is a step; before, and where there are no labels, as transformers does it."""
         labels = [inputs.get(name) for name in self.label_names]
-        if self._step is None or not labels or any(label is None for label in labels):
+        if self._step is None or model is not self._step._model or not labels or any(label is None for label in labels):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])

@@ -826,14 +826,62 @@ def test_what_the_step_does_not_do_is_refused_by_name(tmp_path, argument):
 
 def test_a_training_step_of_ones_own_and_other_optimizers_are_refused(tmp_path):
     class Own(hf.Trainer):
-        def training_step(self, *args, **named):
-            return super().training_step(*args, **named)
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss)
+            return loss.detach()
 
-    with pytest.raises(ValueError, match="Own.training_step.*override compute_loss"):
-        Own(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
+    class Twice(hf.Trainer):
+        def training_step(self, model, inputs, *more):
+            loss = super().training_step(model, inputs, *more)
+            self.compute_loss(model, inputs).backward()
+            return loss
+
+    for kind in (Own, Twice):
+        with pytest.raises(ValueError, match=f"{kind.__name__}.training_step.*override compute_loss"):
+            kind(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
     with pytest.raises(TypeError, match="not by torch.optim.*Rprop"):
         model = built(gpt2)
         hf.Trainer(model, arguments(tmp_path, True), train_dataset=texts(), optimizers=(torch.optim.Rprop(model.parameters()), None)).train()
+
+
+class Around:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        hidden = inputs["attention_mask"].clone()
+        hidden[:, -2:] = 0
+        return super().training_step(model, {**inputs, "attention_mask": hidden}, num_items_in_batch)
+
+
+def test_what_stands_around_a_training_step_is_done_at_every_batch(tmp_path):
+    model = built(classifier)
+    kinds = type("Ours", (Around, hf.Trainer), {}), type("Theirs", (Around, transformers.Trainer), {})
+    ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0], num_train_epochs=1), train_dataset=classified_texts()) for k in kinds)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    assert ours.calls == theirs.calls == 6
+
+
+def test_another_model_is_evaluated_as_it_is(tmp_path):
+    trainer = hf.Trainer(built(classifier), arguments(tmp_path, True, max_steps=2), train_dataset=classified_texts(), eval_dataset=classified_texts())
+    trainer.train()
+    trainer.model = torch.manual_seed(8) and classifier()
+    own = transformers.Trainer(trainer.model, arguments(tmp_path, False), eval_dataset=classified_texts())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(own.evaluate()["eval_loss"], rel=1e-5)
+
+
+def test_a_checkpoint_that_a_signal_asks_for_counts_the_update_that_it_has(tmp_path):
+    class Signal(transformers.TrainerCallback):
+        def on_substep_end(self, args, state, control, **_):
+            (manager,) = [callback.jit_manager for callback in trainer.callback_handler.callbacks if hasattr(callback, "jit_manager")]
+            manager.is_checkpoint_requested |= state.global_step == 2
+
+    told = dict(gradient_accumulation_steps=2, enable_jit_checkpoint=True)
+    trainer = hf.Trainer(built(lambda: gpt2(1)), arguments(tmp_path, True, **told), train_dataset=texts(), callbacks=[Signal()])
+    trainer.train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    assert folder.name == "checkpoint-3"
+    assert {float(state["step"]) for state in torch.load(folder / "optimizer.pt", weights_only=True)["state"].values()} == {3.0}
 
 
 def test_gradient_checkpointing_is_left_to_the_plan(tmp_path):
@@ -878,6 +926,15 @@ def test_prompts_train_alone_as_transformers_trainer_does(tmp_path):
     assert_alike(ours, theirs)
     for name, parameter in ours.model.named_parameters():
         assert name not in frozen or torch.equal(parameter, frozen[name]), name
+
+
+def test_adapters_that_share_their_tables_are_trained(tmp_path):
+    """Each layer has the same module of buffers, of which it asks for one by its key."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.VeraConfig(r=4, target_modules=["q_proj", "o_proj"], vera_dropout=0.0)
+    ours, theirs = trainers(tmp_path, lambda: peft.get_peft_model(llama(), config), texts(), num_train_epochs=1)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
 
 
 # --- a whole script --------------------------------------------------------------------------------------------------
