@@ -13,13 +13,14 @@ clipping and update are one step of ``plimsoll.compile``, and an evaluation of a
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -271,7 +272,7 @@ class Trainer(transformers.Trainer):
         its ``state``. That of transformers reads nothing which changes."""
         is_theirs = getattr(self.compute_loss, "__func__", None) is transformers.Trainer.compute_loss
         smooths_as_theirs = self.label_smoother is None or type(self.label_smoother) is LabelSmoother
-        return partial(self._call) if is_theirs and smooths_as_theirs and self.compute_loss_func is None else self._call
+        return _Unread(self._call) if is_theirs and smooths_as_theirs and self.compute_loss_func is None else self._call
 
     def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What is captured."""
@@ -360,6 +361,18 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
         return by.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys, **further)
 
 
+class _Unread:
+    """A function whose object is not looked at before every step."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[nn.Module, Any], Any]):
+        self._function = function
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        return self._function(model, batch)
+
+
 def _write_as_saving_does(model: nn.Module) -> None:
     """What ``save_pretrained`` writes into the configuration of a model that was not read from a file. A step looks at configurations, and would be captured anew behind the first
     checkpoint."""
@@ -389,7 +402,7 @@ def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:
     """Of some of a data set's texts, and, with True, of texts that belong to them and are of other lengths; none where it cannot be asked without being read through."""
     try:
         count = len(data)
-        with torch.random.fork_rng(devices=[]):
+        with _random_numbers_as_they_were():
             looked_at = [data[i] for i in range(0, count, max(1, count // _LOOKED_AT))]
         texts = [(len(row["input_ids"]),) for row in looked_at]
         labels = [row.get("labels") for row in looked_at]
@@ -398,6 +411,17 @@ def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:
         return ([(*a, *b) for a, b in zip(texts, targets)], True) if of_both else (texts, False)
     except (TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
         return [], False
+
+
+@contextmanager
+def _random_numbers_as_they_were() -> Iterator[None]:
+    """Those that a data set draws, which may change its texts, are drawn again in training."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(pythons), np.random.set_state(numpys)
 
 
 def _named(outputs: Any, ignored: Sequence[str]) -> dict[str, Tensor]:

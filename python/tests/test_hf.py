@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -514,6 +516,19 @@ def test_a_collator_that_gives_few_lengths_stays_as_it_is(tmp_path, collator, da
     trainer = hf.Trainer(built(classifier), arguments(tmp_path, True), train_dataset=data(), data_collator=chosen)
     trainer.get_train_dataloader()
     assert chosen.pad_to_multiple_of == before
+
+
+def test_looking_at_lengths_draws_no_random_numbers(tmp_path):
+    class Noisy(Rows):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {"noise": (random.random(), np.random.rand(), torch.rand(()))}
+
+    data = Noisy(texts_of_many_lengths(30).rows)
+    trainer = hf.Trainer(built(classifier), arguments(tmp_path, True), train_dataset=data, data_collator=padding())
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    trainer._pad_to_few_lengths(data)
+    assert trainer.data_collator.pad_to_multiple_of == 8
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 def t5() -> nn.Module:
