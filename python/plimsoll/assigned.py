@@ -21,7 +21,7 @@ from .settings import _OWN, _PLAIN, _Cells, _Entries, _is_short, _is_users, _own
 
 _CALLS = (4, 8, 98, 998)  # later ones, whose values are tried as well: counts of 5, 9, 99 and 999, and what comes next
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
-_OF_CAPTURES = (*_SYMBOLS, FakeTensor, FunctionalTensor)  # of use within one
+OF_CAPTURES = (*_SYMBOLS, FakeTensor, FunctionalTensor)  # of use within one
 
 
 class Assigned:
@@ -161,12 +161,12 @@ class Logged:
     def put_back(self) -> None:
         for told, fields, name, value, held in self._places:
             now = fields.get(name)
-            if isinstance(now, _OF_CAPTURES):
+            if isinstance(now, OF_CAPTURES):
                 _put(fields, name, value)
-            elif now is value and type(value) is dict and any(isinstance(entry, _OF_CAPTURES) for entry in value.values()):
+            elif now is value and type(value) is dict and any(isinstance(entry, OF_CAPTURES) for entry in value.values()):
                 value.clear()
                 value.update(held)
-            elif now is value and type(value) is list and any(isinstance(entry, _OF_CAPTURES) for entry in value):
+            elif now is value and type(value) is list and any(isinstance(entry, OF_CAPTURES) for entry in value):
                 value[:] = held
             else:
                 continue

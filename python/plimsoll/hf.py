@@ -13,19 +13,23 @@ clipping and update are one step of ``plimsoll.compile``, and an evaluation of a
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from .assigned import OF_CAPTURES
 from .held import untouched
 from .optimizers import kind_of
 from .step import Step, compile
@@ -79,14 +83,27 @@ _REFUSED = {
 def _refuse(trainer: type, args: transformers.TrainingArguments) -> None:
     """Raises ValueError with all that would not be done as transformers does it."""
     told = [f"{name}={getattr(args, name)!r}: {reason}" for name, reason in _REFUSED.items() if getattr(args, name, None)]
-    if trainer.training_step is not Trainer.training_step:
-        told.append(f"{trainer.__name__}.training_step: the step is compiled once, and Python's part of it would not run; override compute_loss")
+    if not _is_around_ours(trainer):
+        told.append(f"{trainer.__name__}.training_step: it does more than what stands around super().training_step, and the step is compiled once; override compute_loss")
     if args.world_size > 1:
         told.append(f"{args.world_size} processes: plimsoll.hf.Trainer trains in one; plimsoll.compile does in several")
     if args.device.type != "cpu":
         told.append(f"device {args.device}: the step runs on the CPU; give use_cpu=True, or plimsoll.hf.TrainingArguments")
     if told:
         raise ValueError("plimsoll.hf.Trainer refuses\n  " + "\n  ".join(told))
+
+
+_OF_GRADIENTS = {"autocast", "backward", "compute_loss", "grad", "zero_grad"}
+
+
+def _is_around_ours(trainer: type) -> bool:
+    """Whether those who have written a ``training_step`` of their own call ours within it, and do nothing with gradients, of which there are none."""
+    for kind in trainer.__mro__[: trainer.__mro__.index(Trainer)]:
+        if "training_step" in vars(kind):
+            names = set(getattr(getattr(vars(kind)["training_step"], "__code__", None), "co_names", ()))
+            if "training_step" not in names or names & _OF_GRADIENTS:
+                return False
+    return True
 
 
 def _last_whole_checkpoint(folder: str) -> Union[str, bool]:
@@ -115,6 +132,11 @@ class Trainer(transformers.Trainer):
             args.gradient_checkpointing = False
         self._step: Optional[Step] = None
         self._needs: list[bool] = []  # of the parameters, whether they had gradients when it was compiled
+        self._together: Optional[int] = None  # batches of the update that is being accumulated
+        self._captures = False
+        self._before_captures: Optional[dict[str, Any]] = None  # attributes, where there was one since the last batch
+        self._not_logged: set[str] = set()  # what compute_loss gave to log, or to an attribute
+        self._told_of_logs = False
         super().__init__(model, args, *further, **named)
         self._refuse_other_optimizers(str(getattr(args.optim, "value", args.optim)))
 
@@ -169,19 +191,35 @@ class Trainer(transformers.Trainer):
         result = super()._prepare_for_training(*args, **named)
         kind_of(self._torch_optimizer())
         for callback in self.callback_handler.callbacks:
-            if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
+            if type(callback).__name__ == "JITCheckpointCallback":  # it would write what is behind the update as what is before; it is asked again at the step's end
+                callback.on_pre_optimizer_step = lambda *_, **__: None
+            elif type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
                 told = "the update belongs to the compiled step: what it does to gradients is lost, and a learning rate that it sets is that of the next update"
                 warnings.warn(f"{type(callback).__name__}.on_pre_optimizer_step comes behind the update; {told}", stacklevel=2)
         if result[0] is not self.model:
             raise ValueError(f"the model is wrapped in {type(result[0]).__name__} to train on several devices, which plimsoll.hf.Trainer does not do")
         return result
 
+    def get_batch_samples(self, *args: Any, **named: Any) -> Any:
+        self._together = None
+        return super().get_batch_samples(*args, **named)
+
+    def _batches_of_update(self) -> int:
+        """How many batches the next update is of. Those at the end of an epoch that are too few for one are kept for the next epoch's
+        first, as transformers does it where the number of batches is not known."""
+        if self._together is None:
+            group, whole = self.current_gradient_accumulation_steps, self.args.gradient_accumulation_steps
+            are_kept = group < whole and not has_length(self.callback_handler.train_dataloader)
+            self._together = (self._step._core.accumulated if self._step is not None else 0) + group + (whole if are_kept else 0)
+        return self._together
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Union[Tensor, int, None] = None) -> Tensor:
         model.train()
-        together = self.current_gradient_accumulation_steps
+        together = self._batches_of_update()
         batch = self._batch(inputs, num_items_in_batch, ignored=None)
-        if self.args.gradient_accumulation_steps > 1 and self._sums(num_items_in_batch):
-            batch["together"] = torch.tensor(float(together))  # the step takes the mean of all, where the losses are to be added
+        if self.args.gradient_accumulation_steps > 1:  # the step takes the mean of all, where the losses, or the means of groups, are to be added
+            own = 1 if self._sums(num_items_in_batch) else self.current_gradient_accumulation_steps
+            batch["together"] = torch.tensor(together / own)
         with untouched():
             needs = [parameter.requires_grad for parameter in model.parameters()]
         if self._step is not None and needs != self._needs:  # a callback has frozen some
@@ -189,11 +227,14 @@ class Trainer(transformers.Trainer):
             self._step = None
         if self._step is None:
             self._step, self._needs = self._compiled(model, batch), needs
-        loss = self._step(batch, batches=together) / together
+        updates = self.accelerator.gradient_state.sync_gradients
+        loss = self._step(batch, batches=self._step._core.accumulated + (1 if updates else 2)) / together
+        self._let_go_of_symbols()
         return torch.tensor(loss)
 
     def _compiled(self, model: nn.Module, batch: dict[str, Any]) -> Step:
         ours = {name: getattr(self.args, name) for name in _OURS if hasattr(self.args, name)}
+        _write_as_saving_does(model)
         return compile(
             model,
             self._torch_optimizer(),
@@ -231,17 +272,56 @@ class Trainer(transformers.Trainer):
         its ``state``. That of transformers reads nothing which changes."""
         is_theirs = getattr(self.compute_loss, "__func__", None) is transformers.Trainer.compute_loss
         smooths_as_theirs = self.label_smoother is None or type(self.label_smoother) is LabelSmoother
-        return partial(self._call) if is_theirs and smooths_as_theirs and self.compute_loss_func is None else self._call
+        return _Unread(self._call) if is_theirs and smooths_as_theirs and self.compute_loss_func is None else self._call
 
     def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What is captured."""
         further: dict[str, Any] = {} if batch["ignored"] is None else {"return_outputs": True}
-        with _nothing_to_unwrap(self.accelerator):
+        with _nothing_to_unwrap(self.accelerator), self._capturing():
             result = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=batch.get("items"), **further)
         loss, outputs = result if further else (result, None)
         if "together" in batch:
             loss = loss * batch["together"]
         return {"loss": loss, "wanted": {} if batch["ignored"] is None else _named(outputs, batch["ignored"])}
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        if self._before_captures is None:
+            self._before_captures = dict(vars(self))
+        self._captures = True
+        try:
+            yield
+        finally:
+            self._captures = False
+
+    def _let_go_of_symbols(self) -> None:
+        """What ``compute_loss`` assigned to attributes of the trainer while it was captured stands for numbers, and is none: an attribute is as it was, and a new
+        number is NaN."""
+        before, self._before_captures = self._before_captures, None
+        for name, value in list(vars(self).items()) if before is not None else ():
+            if value is before.get(name, self) or not any(isinstance(leaf, OF_CAPTURES) for leaf in tree_leaves(value)):
+                continue
+            self._not_logged.add(name)
+            if name in before:
+                setattr(self, name, before[name])
+            elif isinstance(value, torch.SymFloat) or (isinstance(value, Tensor) and value.dim() == 0):
+                setattr(self, name, torch.tensor(float("nan")) if isinstance(value, Tensor) else float("nan"))
+            else:
+                delattr(self, name)
+        if self._not_logged and not self._told_of_logs:
+            self._told_of_logs = True
+            told = "it runs while the step is captured, where there are no numbers yet, and not for every batch. Compute them in a callback, or in compute_metrics"
+            warnings.warn(f"compute_loss computes {', '.join(sorted(self._not_logged))} for a log, which has no values of these: {told}", stacklevel=3)
+
+    def log(self, logs: dict[str, Any], *args: Any, **named: Any) -> None:
+        """What ``compute_loss`` logs has no value: it runs while the step is captured, and never again."""
+        lost = [name for name, value in logs.items() if self._captures or isinstance(value, OF_CAPTURES)]
+        self._not_logged.update(lost)
+        if self._captures:
+            return
+        for name in lost:
+            del logs[name]
+        super().log(logs, *args, **named)
 
     def _clip_grad_norm(self, model: nn.Module) -> Optional[float]:
         return self._step.gradient_norm if self._step is not None else None
@@ -254,13 +334,14 @@ class Trainer(transformers.Trainer):
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Optional[list[str]] = None) -> Any:
         """In the step's memory, once there is a step; before, and where there are no labels, as transformers does it."""
         labels = [inputs.get(name) for name in self.label_names]
-        if self._step is None or not labels or any(label is None for label in labels):
+        if self._step is None or model is not self._step._model or not labels or any(label is None for label in labels):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if ignore_keys is None:
             ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
         items = self._get_num_items_in_batch([inputs], self.args.device)
         batch = self._batch(inputs, items, None if prediction_loss_only else [*ignore_keys, "loss"])
         loss = torch.tensor(self._step.evaluate(batch))
+        self._let_go_of_symbols()
         if prediction_loss_only:
             return loss, None, None
         return loss, _alone(_as_they_were(self._step.evaluation_outputs)), _alone(tuple(labels))
@@ -278,6 +359,29 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
         by = transformers.Seq2SeqTrainer if self.args.predict_with_generate and not prediction_loss_only else Trainer
         further = generation if by is transformers.Seq2SeqTrainer else {}
         return by.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys, **further)
+
+
+class _Unread:
+    """A function whose object is not looked at before every step."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[nn.Module, Any], Any]):
+        self._function = function
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        return self._function(model, batch)
+
+
+def _write_as_saving_does(model: nn.Module) -> None:
+    """What ``save_pretrained`` writes into the configuration of a model that was not read from a file. A step looks at configurations, and would be captured anew behind the first
+    checkpoint."""
+    for part in model.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            if getattr(part.config, "dtype", "") is None:
+                part.config.dtype = part.dtype
+            if getattr(part.config, "architectures", ()) is None:
+                part.config.architectures = [type(part).__name__]
 
 
 @contextmanager
@@ -298,7 +402,7 @@ def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:
     """Of some of a data set's texts, and, with True, of texts that belong to them and are of other lengths; none where it cannot be asked without being read through."""
     try:
         count = len(data)
-        with torch.random.fork_rng(devices=[]):
+        with _random_numbers_as_they_were():
             looked_at = [data[i] for i in range(0, count, max(1, count // _LOOKED_AT))]
         texts = [(len(row["input_ids"]),) for row in looked_at]
         labels = [row.get("labels") for row in looked_at]
@@ -307,6 +411,17 @@ def _lengths(data: Any) -> tuple[list[tuple[int, ...]], bool]:
         return ([(*a, *b) for a, b in zip(texts, targets)], True) if of_both else (texts, False)
     except (TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
         return [], False
+
+
+@contextmanager
+def _random_numbers_as_they_were() -> Iterator[None]:
+    """Those that a data set draws, which may change its texts, are drawn again in training."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(pythons), np.random.set_state(numpys)
 
 
 def _named(outputs: Any, ignored: Sequence[str]) -> dict[str, Tensor]:

@@ -92,18 +92,28 @@ class Joined(nn.Module):
     @contextmanager
     def _noting_calls(self) -> Iterator[None]:
         seen = {id(part) for whole in (itself(self), *self.met.modules) for part in whole.modules()}
+        made: dict[int, nn.Module] = {}  # in this pass
+        init = nn.Module.__init__
+
+        def note_made(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            made[id(module)] = module
+            init(module, *args, **kwargs)
 
         def note(called: nn.Module, _: Any) -> None:
             module = itself(called)
+            if id(module) in made and next(module.parameters(), None) is None:
+                return  # CrossEntropyLoss(weight=...): its tensors are the pass's own, or somebody's who is asked for them
             if id(module) not in seen:
                 seen.update(id(part) for part in module.modules())
                 if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
                     self.met.modules.append(module)
 
         handle = register_module_forward_pre_hook(note)
+        nn.Module.__init__ = note_made  # type: ignore[method-assign]
         try:
             yield
         finally:
+            nn.Module.__init__ = init  # type: ignore[method-assign]
             handle.remove()
 
 

@@ -287,6 +287,13 @@ class _Again(nn.Module):
         return getattr(self.__dict__["_again"], name)
 
 
+def _under_another_name(module: nn.Module) -> _Again:
+    """What Python asks of a class and no attribute answers, as ``tables[key]``, is answered by the module as well."""
+    asked = [name for name in ("__getitem__", "__len__", "__iter__", "__contains__") if hasattr(type(module), name)]
+    answers = {name: (lambda self, *args, name=name: getattr(self.__dict__["_again"], name)(*args)) for name in asked}
+    return type("_Again", (_Again,), answers)(module)
+
+
 @contextmanager
 def each_once(step: nn.Module) -> Iterator[None]:
     """Modules with buffers have one name each meanwhile, since PyTorch cannot decompose a graph that changes one buffer under two."""
@@ -298,7 +305,7 @@ def each_once(step: nn.Module) -> Iterator[None]:
                 continue
             if id(child) in seen:
                 changed.append((parent, name, child))
-                parent._modules[name] = _Again(child)
+                parent._modules[name] = _under_another_name(child)
             seen.add(id(child))
     try:
         yield

@@ -493,6 +493,23 @@ def test_a_module_that_each_pass_makes_is_refused_by_name():
         plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=batch, progress=False)
 
 
+def test_a_module_without_parameters_may_be_made_in_the_pass():
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    model = nn.Linear(6, 3)
+    other = copy.deepcopy(model)
+    loss = lambda output, batch: nn.CrossEntropyLoss(weight=weight)(output, batch[1]) + nn.CrossEntropyLoss(weight=torch.tensor([3.0, 1.0, 1.0]))(output, batch[1])  # noqa: E731
+    batches = [(torch.randn(4, 6), torch.randint(0, 3, (4,))) for _ in range(3)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+    step = plimsoll.compile(model, optimizers[0], loss=loss, example=batches[0], progress=False)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(other(batch[0]), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-5)
+        weight.mul_(2)  # is seen
+
+
 def test_a_capture_asks_for_pytorchs_operators_a_few_times(monkeypatch):
     """And not for each namespace of them, which took a sixth of its time."""
     asked, ask = [], torch._C._dispatch_get_registrations_for_dispatch_key

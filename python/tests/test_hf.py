@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -516,6 +518,19 @@ def test_a_collator_that_gives_few_lengths_stays_as_it_is(tmp_path, collator, da
     assert chosen.pad_to_multiple_of == before
 
 
+def test_looking_at_lengths_draws_no_random_numbers(tmp_path):
+    class Noisy(Rows):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {"noise": (random.random(), np.random.rand(), torch.rand(()))}
+
+    data = Noisy(texts_of_many_lengths(30).rows)
+    trainer = hf.Trainer(built(classifier), arguments(tmp_path, True), train_dataset=data, data_collator=padding())
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    trainer._pad_to_few_lengths(data)
+    assert trainer.data_collator.pad_to_multiple_of == 8
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
 def t5() -> nn.Module:
     sizes = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0)
     return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, pad_token_id=0, **sizes))
@@ -577,6 +592,22 @@ def test_accumulated_means_are_averaged(tmp_path):
     assert_alike(ours, theirs)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows: Rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows.rows)
+
+
+@pytest.mark.parametrize("build, data", [(gpt2, texts), (classifier, classified_texts)], ids=["sums", "means"])
+def test_batches_of_a_stream_that_are_too_few_for_an_update_are_kept_for_the_next_epoch(tmp_path, build, data):
+    ours, theirs = trainers(tmp_path, build, Stream(data()), gradient_accumulation_steps=4, max_steps=4, learning_rate=1e-3)
+    ours.train(), theirs.train()
+    assert len(logged(ours)) == 4  # of 4 batches, and then of 2 and 4
+    assert_alike(ours, theirs)
+
+
 def test_label_smoothing_and_sgd_are_as_transformers_has_them(tmp_path):
     ours, theirs = trainers(tmp_path, classifier, classified_texts(), label_smoothing_factor=0.1, optim="sgd")
     ours.train(), theirs.train()
@@ -630,6 +661,64 @@ def test_a_loss_of_ones_own_is_captured(tmp_path):
     ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0]), train_dataset=classified_texts()) for k in kinds)
     ours.train(), theirs.train()
     assert_alike(ours, theirs)
+
+
+class WeightedAnew:
+    """As the documentation of transformers writes it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = getattr(self, "class_weights", None)
+        criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]) if weight is None else weight)
+        loss = criterion(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 1.0, 2.0])], ids=["made in the pass", "of the trainer"])
+def test_a_criterion_that_is_made_for_every_batch_is_captured(tmp_path, weights):
+    model = built(classifier)
+    kinds = type("Ours", (WeightedAnew, hf.Trainer), {}), type("Theirs", (WeightedAnew, transformers.Trainer), {})
+    ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0], num_train_epochs=1), train_dataset=classified_texts()) for k in kinds)
+    for trainer in (ours, theirs):
+        if weights is not None:
+            trainer.class_weights = weights.clone()
+        trainer.train()
+    assert_alike(ours, theirs)
+
+
+class Logging:
+    """Numbers of a loss for a log, in three ways."""
+
+    way = ""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        mean = outputs.logits.mean()
+        if self.way == "logged":
+            self.log({"logged": mean.item()})
+        elif self.way == "attribute":
+            self.attribute = mean.detach()
+        else:
+            self.lists.setdefault("listed", []).append(mean.item())
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, *more):
+        if hasattr(self, "attribute"):
+            logs["attribute"] = float(self.attribute)
+        super().log(logs | {name: sum(values) / len(values) for name, values in self.lists.items()}, *more)
+        self.lists.clear()
+
+
+@pytest.mark.parametrize("way", ["logged", "attribute", "listed"])
+def test_what_a_loss_logs_is_told_to_have_no_value(tmp_path, way):
+    kind = type("Kind", (Logging, hf.Trainer), dict(way=way, lists={}))
+    trainer = kind(built(classifier), arguments(tmp_path, True, max_steps=4, save_strategy="steps", save_steps=2), train_dataset=classified_texts())
+    with pytest.warns(UserWarning, match=f"compute_loss computes {way} for a log, which has no values of these"):
+        trainer.train()
+    assert len(logged(trainer)) == 4
+    assert all(value != value for value in logged(trainer, way)) and len(logged(trainer, way)) == (5 if way == "attribute" else 0)
+    assert json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["global_step"] == 4
 
 
 def accuracy(prediction) -> dict[str, float]:
@@ -690,6 +779,15 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
         hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data).train(resume_from_checkpoint=True)
 
 
+def test_a_model_is_not_captured_anew_behind_a_checkpoint(tmp_path, monkeypatch):
+    """Which writes into its configuration."""
+    captured = []
+    monkeypatch.setattr(plimsoll.step, "capture", lambda *a, **k: captured.append(a) or capture(*a, **k))
+    trainer = hf.Trainer(built(gpt2), arguments(tmp_path, True, save_strategy="steps", save_steps=1, max_steps=4), train_dataset=texts())
+    trainer.train()
+    assert len(captured) == 1 and len(list(tmp_path.glob("checkpoint-*"))) == 4
+
+
 def test_a_checkpoint_of_transformers_trainer_goes_on_here(tmp_path):
     told = dict(save_strategy="steps", save_steps=5)
     _, theirs = trainers(tmp_path, gpt2, texts(), **told)
@@ -743,14 +841,62 @@ def test_what_the_step_does_not_do_is_refused_by_name(tmp_path, argument):
 
 def test_a_training_step_of_ones_own_and_other_optimizers_are_refused(tmp_path):
     class Own(hf.Trainer):
-        def training_step(self, *args, **named):
-            return super().training_step(*args, **named)
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss)
+            return loss.detach()
 
-    with pytest.raises(ValueError, match="Own.training_step.*override compute_loss"):
-        Own(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
+    class Twice(hf.Trainer):
+        def training_step(self, model, inputs, *more):
+            loss = super().training_step(model, inputs, *more)
+            self.compute_loss(model, inputs).backward()
+            return loss
+
+    for kind in (Own, Twice):
+        with pytest.raises(ValueError, match=f"{kind.__name__}.training_step.*override compute_loss"):
+            kind(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
     with pytest.raises(TypeError, match="not by torch.optim.*Rprop"):
         model = built(gpt2)
         hf.Trainer(model, arguments(tmp_path, True), train_dataset=texts(), optimizers=(torch.optim.Rprop(model.parameters()), None)).train()
+
+
+class Around:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        hidden = inputs["attention_mask"].clone()
+        hidden[:, -2:] = 0
+        return super().training_step(model, {**inputs, "attention_mask": hidden}, num_items_in_batch)
+
+
+def test_what_stands_around_a_training_step_is_done_at_every_batch(tmp_path):
+    model = built(classifier)
+    kinds = type("Ours", (Around, hf.Trainer), {}), type("Theirs", (Around, transformers.Trainer), {})
+    ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0], num_train_epochs=1), train_dataset=classified_texts()) for k in kinds)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    assert ours.calls == theirs.calls == 6
+
+
+def test_another_model_is_evaluated_as_it_is(tmp_path):
+    trainer = hf.Trainer(built(classifier), arguments(tmp_path, True, max_steps=2), train_dataset=classified_texts(), eval_dataset=classified_texts())
+    trainer.train()
+    trainer.model = torch.manual_seed(8) and classifier()
+    own = transformers.Trainer(trainer.model, arguments(tmp_path, False), eval_dataset=classified_texts())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(own.evaluate()["eval_loss"], rel=1e-5)
+
+
+def test_a_checkpoint_that_a_signal_asks_for_counts_the_update_that_it_has(tmp_path):
+    class Signal(transformers.TrainerCallback):
+        def on_substep_end(self, args, state, control, **_):
+            (manager,) = [callback.jit_manager for callback in trainer.callback_handler.callbacks if hasattr(callback, "jit_manager")]
+            manager.is_checkpoint_requested |= state.global_step == 2
+
+    told = dict(gradient_accumulation_steps=2, enable_jit_checkpoint=True)
+    trainer = hf.Trainer(built(lambda: gpt2(1)), arguments(tmp_path, True, **told), train_dataset=texts(), callbacks=[Signal()])
+    trainer.train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    assert folder.name == "checkpoint-3"
+    assert {float(state["step"]) for state in torch.load(folder / "optimizer.pt", weights_only=True)["state"].values()} == {3.0}
 
 
 def test_gradient_checkpointing_is_left_to_the_plan(tmp_path):
@@ -795,6 +941,15 @@ def test_prompts_train_alone_as_transformers_trainer_does(tmp_path):
     assert_alike(ours, theirs)
     for name, parameter in ours.model.named_parameters():
         assert name not in frozen or torch.equal(parameter, frozen[name]), name
+
+
+def test_adapters_that_share_their_tables_are_trained(tmp_path):
+    """Each layer has the same module of buffers, of which it asks for one by its key."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.VeraConfig(r=4, target_modules=["q_proj", "o_proj"], vera_dropout=0.0)
+    ours, theirs = trainers(tmp_path, lambda: peft.get_peft_model(llama(), config), texts(), num_train_epochs=1)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
 
 
 # --- a whole script --------------------------------------------------------------------------------------------------
