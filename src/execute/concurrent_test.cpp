@@ -284,19 +284,21 @@ TEST(SideBySide, RecordsSayWhenAndOnWhichCoreEachStepRan) {
   Plan plan = program.plan;
   plan.cores.inter_op = plan.cores.cores = 3;
   Executor executor(program.network.graph, plan, device, {.record_times = true});
-  executor.run_step();
-  const auto records = executor.records();
   size_t met = 0;
-  for (size_t a = 0; a < records.size(); ++a) {
-    if (plan.steps[a].kernel.empty()) continue;
-    EXPECT_GE(records[a].end_ms - records[a].start_ms, 0.3);
-    EXPECT_GE(records[a].core, 0);
-    EXPECT_LT(records[a].core, 3);
-    for (size_t b = 0; b < a; ++b) {
-      if (plan.steps[b].kernel.empty()) continue;
-      if (records[a].start_ms >= records[b].end_ms || records[b].start_ms >= records[a].end_ms) continue;
-      ++met;
-      EXPECT_NE(records[a].core, records[b].core) << a << " and " << b;
+  for (int steps = 0; met <= 10 && steps < 50; ++steps) {  // on a busy machine few meet
+    executor.run_step();
+    const auto records = executor.records();
+    for (size_t a = 0; a < records.size(); ++a) {
+      if (plan.steps[a].kernel.empty()) continue;
+      EXPECT_GE(records[a].end_ms - records[a].start_ms, 0.3);
+      EXPECT_GE(records[a].core, 0);
+      EXPECT_LT(records[a].core, 3);
+      for (size_t b = 0; b < a; ++b) {
+        if (plan.steps[b].kernel.empty()) continue;
+        if (records[a].start_ms >= records[b].end_ms || records[b].start_ms >= records[a].end_ms) continue;
+        ++met;
+        EXPECT_NE(records[a].core, records[b].core) << a << " and " << b;
+      }
     }
   }
   EXPECT_GT(met, 10u);

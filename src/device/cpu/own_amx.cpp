@@ -500,7 +500,7 @@ std::vector<KernelSpec> amx_specs(const Graph& graph, const Op& op, LayoutFamily
   spec.algorithm = Algorithm::gemm;
   // Cutting costs as much as the products of some 60 lines.
   const auto filled = [](int64_t lines) { return static_cast<double>(lines) / static_cast<double>(lines + 60); };
-  spec.estimate = {.efficiency = 1.6 * filled(layer->lines()) * filled(layer->columns())};
+  spec.estimate = {.efficiency = 1.3 * filled(layer->lines()) * filled(layer->columns())};
   if (layer->pass == Layer::Pass::weights) {
     spec.outputs.assign(op.outputs.size(), Layout{});
   } else {
