@@ -31,6 +31,7 @@ namespace {
 constexpr int kCalibrationRuns = 5;
 constexpr double kCalibrationMs = 6000;  // no further run is begun after this
 constexpr double kPredictionTolerance = 0.1;
+constexpr double kMostScaled = 2;             // a step's times, to those of a usual one
 constexpr double kLeastSecondsOfALook = 0.5;  // at how busy the machine is
 
 Cost summarize(std::vector<double> times) {
@@ -447,7 +448,8 @@ void correct_step_times(Session& session, const Program& program, const Executor
   for (const auto& records : {executor.records(), executor.copies()}) {
     for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
   }
-  if (last_ms <= 0 || std::abs(plan.predicted.step_time_ms / usual_ms - 1) <= kPredictionTolerance) return;
+  if (std::abs(plan.predicted.step_time_ms / usual_ms - 1) <= kPredictionTolerance) return;
+  if (last_ms < usual_ms / kMostScaled || last_ms > usual_ms * kMostScaled) return;  // another moment, or other threads
   std::vector<std::vector<double>> times;
   const std::vector<bool> alone = ran_alone(plan, executor);
   for (const double ms : compute_times(plan, executor)) {
