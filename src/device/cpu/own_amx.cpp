@@ -195,8 +195,8 @@ PLIMSOLL_INLINE void keep(const Words& words, int64_t part, uint32_t* to) {
   std::memcpy(to + 2 * part, &words.low, sizeof words.low);
 }
 
-// Cuts lines [first, end) of a factor, of which `lines.end` exist, into panels, for the steps of a block of depth. Rows of tiles are lines,
-// or pairs. Memory is read as it lies: a line along its depth, or pairs of rows along all lines.
+// Cuts these lines of a factor into panels, for the steps of a block of depth; what a last panel lacks is zero. Rows of tiles are
+// lines, or pairs. Memory is read as it lies: a line along its depth, or pairs of rows along all lines.
 class Cutting {
  public:
   Cutting(const Factor& factor, Range lines, Range depth, bool rows_are_lines, uint32_t* to)
@@ -498,7 +498,7 @@ std::vector<KernelSpec> amx_specs(const Graph& graph, const Op& op, LayoutFamily
   spec.name = kName;
   spec.exact = false;  // --exact takes kernels that other processors have as well
   spec.algorithm = Algorithm::gemm;
-  // Cutting costs as much as the products of some 60 lines.
+  // Cutting is counted as the products of so many lines.
   const auto filled = [](int64_t lines) { return static_cast<double>(lines) / static_cast<double>(lines + 60); };
   spec.estimate = {.efficiency = 1.3 * filled(layer->lines()) * filled(layer->columns())};
   if (layer->pass == Layer::Pass::weights) {

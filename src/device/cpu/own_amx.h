@@ -5,10 +5,9 @@
 //
 //   a b = high high + (high middle + middle high) + (middle middle + high low + low high)
 //
-// The tile unit is sixteen times as fast as AVX-512, so six products are still more than twice as fast. Sums are in single
-// precision; those of all but the largest products are made first, and there are half as many to round as by a chain of
-// multiply-adds. The same is known from GPUs (Henry, Tang, Heinecke 2019, "Leveraging the bfloat16 artificial intelligence
-// datatype for higher-precision computations").
+// The tile unit multiplies sixteen times as much at a time as AVX-512, so six products are still faster. Sums are in single
+// precision. (Henry, Tang, Heinecke 2019, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
+// computations".)
 //
 // Numbers below 1e-33 lose bits, as the tile unit takes parts that are not normal as zero. Of an infinite number nothing is left that
 // could be cut, so the sum is not a number.
