@@ -78,6 +78,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .descents = wanted.descents};
   if (!options.tiers.empty()) input.device.tiers = options.tiers;
   if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  input.enough_ms = wanted.enough_ms;
   input.faster_than_ms = wanted.faster_than_ms + hidden_ms(graph, device, options) - alone_more_ms(*input.timeline);
   return input;
 }
@@ -126,7 +127,7 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 
 namespace {
 
-// The attempt by the same kernels, with the steps in the order that `find` gives.
+// The attempt by the same kernels, with the steps in the order that `find` gives; it may add to what is wanted.
 template <class Find>
 std::optional<Attempt> in_another_order(const Attempt& attempt, const Device& device, const CostTable& costs,
                                         const CompileOptions& options, Wanted wanted, const Find& find) {
@@ -135,7 +136,7 @@ std::optional<Attempt> in_another_order(const Attempt& attempt, const Device& de
   const Route given = route_of(attempt.graph, options);
   wanted.timeline = {};
   const PolicyInput input = input_for(attempt.graph, given, kernels, device, costs, options, wanted);
-  const std::optional<Route> route = find(*input.timeline);
+  const std::optional<Route> route = find(*input.timeline, wanted);
   if (!route) return std::nullopt;
   wanted.timeline = input_for(attempt.graph, *route, kernels, device, costs, options, wanted).timeline;
   return make_attempt({attempt.graph, attempt.layouts}, device, costs, options, wanted);
@@ -149,29 +150,35 @@ std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Dev
     return static_cast<int64_t>(static_cast<double>(usual) * options.search_effort);
   };
   const int64_t random = options.as_listed && !wanted.least_memory ? effort(kRandomReorderEffort) : 0;
-  return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
-    return reorder_for(attempt.graph, timeline, budget.count, effort(kReorderEffort), random);
-  });
+  return in_another_order(attempt, device, costs, options, std::move(wanted),
+                          [&](const ValueTimeline& timeline, Wanted&) {
+                            return reorder_for(attempt.graph, timeline, budget.count, effort(kReorderEffort), random);
+                          });
 }
 
 std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
-                                        const CostTable& costs, const CompileOptions& options, Wanted wanted) {
+                                        const CostTable& costs, const CompileOptions& options, Wanted wanted,
+                                        double effort) {
   if (!options.tiers.empty() || !device.info().tiers.empty()) return std::nullopt;
-  const double most_ms = wanted.faster_than_ms;
-  return in_another_order(
-      attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) -> std::optional<Route> {
-        const auto states = static_cast<int64_t>(kMostStatesOfOrders * options.search_effort);
-        std::optional<FastestOrder> found = fastest_order(attempt.graph, timeline, budget.count, states);
-        if (!found || found->least_ms * kRounding >= most_ms) return std::nullopt;
-        return std::move(found->route);
-      });
+  std::optional<double> bound_ms;
+  const auto find = [&](const ValueTimeline& timeline, Wanted& by_it) -> std::optional<Route> {
+    const auto states = static_cast<int64_t>(kMostStatesOfOrders * options.search_effort * effort);
+    std::optional<FastestOrder> found = fastest_order(attempt.graph, timeline, budget.count, states);
+    if (!found || found->least_ms * kRounding >= by_it.faster_than_ms) return std::nullopt;
+    if (found->is_bound) bound_ms = found->least_ms;
+    by_it.enough_ms = bound_ms.value_or(0) * kRounding;
+    return std::move(found->route);
+  };
+  std::optional<Attempt> made = in_another_order(attempt, device, costs, options, std::move(wanted), find);
+  if (made) made->bound_ms = bound_ms;
+  return made;
 }
 
 std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted, double share) {
-  return in_another_order(attempt, device, costs, options, std::move(wanted), [&](const ValueTimeline& timeline) {
-    return postpone_updates(attempt.graph, timeline, share);
-  });
+  return in_another_order(
+      attempt, device, costs, options, std::move(wanted),
+      [&](const ValueTimeline& timeline, Wanted&) { return postpone_updates(attempt.graph, timeline, share); });
 }
 
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
@@ -202,6 +209,13 @@ Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& 
   const bool tiers = !input.device.tiers.empty();
   return {may_reorder(options.policy) ? least_live_in_any_order(laid.graph, *input.timeline, tiers)
                                       : least_live(*input.timeline, tiers)};
+}
+
+Bytes peak_of_all(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const Route route = route_of(laid.graph, options);
+  const PolicyInput input =
+      input_for(laid.graph, route, laid.layouts.kernels, device, costs, options, {options.policy});
+  return {peak_of_all(laid.graph, *input.timeline)};
 }
 
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,

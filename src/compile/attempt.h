@@ -40,6 +40,7 @@ struct Wanted {
   std::string policy;
   bool explain = false;
   double faster_than_ms = kAnyTime;  // by Attempt::ms()
+  double enough_ms = 0;              // as in PolicyInput
   bool least_memory = false;
   Bytes less_than{INT64_MAX};  // with least_memory
   bool only_to_fit = false;    // as in PolicyInput
@@ -57,9 +58,11 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
 
-// Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it.
+// Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it. With a
+// bound where none of another order takes less. With so much of the usual effort.
 std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
-                                        const CostTable& costs, const CompileOptions& options, Wanted wanted);
+                                        const CostTable& costs, const CompileOptions& options, Wanted wanted,
+                                        double effort = 1);
 
 // The same steps in the same order, planned anew: of use where it becomes faster.
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
@@ -73,6 +76,9 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
 
 // No plan by these kernels needs less, in any order of the steps that the policy may take.
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
+
+// Of live bytes, in the usual order, where nothing goes before its last use.
+Bytes peak_of_all(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 // No plan of the attempt's steps within the budget takes less. `effort`: things looked at.
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,

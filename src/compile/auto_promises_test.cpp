@@ -111,7 +111,7 @@ TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWher
   SCOPED_TRACE(fmt::format("{} on {} with seed {}", c.model, c.device, c.seed));
   const Network network = build_model(c.model, c.input);
   const std::unique_ptr<Device> device = open_device(c.device, 1);
-  std::vector<int> percents{110, 95, 85, 75, 65, 55, 45, 35, 28, 22};
+  std::vector<int> percents{110, 95, 75, 65, 45, 35, 22};
   std::erase_if(percents, [&](int percent) { return percent < c.least_percent; });
   EXPECT_GE(expect_promises(network, *device, random_costs(network, *device, c.seed), with_host(c.host, c.bus_gb_per_s),
                             percents),
@@ -176,14 +176,14 @@ TEST(Runs, OfAPlanThatWaitsLongAreSearchedForLonger) {
   EXPECT_LT(extra, 0.53);  // 0.59 by the first search
 }
 
-// So many of them; PLIMSOLL_RANDOM_NETWORKS=200 tries more, and PLIMSOLL_RANDOM_SEED=7 begins with another.
+// Beside those that were wrong once, PLIMSOLL_RANDOM_NETWORKS=200 tries so many more, and PLIMSOLL_RANDOM_SEED=7 begins with another.
 int number_from(const char* variable, int otherwise) {
   const char* text = std::getenv(variable);
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
 TEST(RandomNetworks, AreNeverSlowerByAutoNorForMoreMemory) {
-  const int first = number_from("PLIMSOLL_RANDOM_SEED", 1), count = number_from("PLIMSOLL_RANDOM_NETWORKS", 1);
+  const int first = number_from("PLIMSOLL_RANDOM_SEED", 1), count = number_from("PLIMSOLL_RANDOM_NETWORKS", 0);
   // Once the plans of the first were not safe. Of the second, the fastest kernels together were not those chosen one by
   // one, which liveness' plan showed.
   std::vector<int> seeds{174, 48};

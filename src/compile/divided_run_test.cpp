@@ -127,7 +127,7 @@ TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) 
   CompileOptions options{.optimizer = {.momentum = 0.9}};
   const Program free = compiled(*device, options, costs);
   int faster = 0;
-  for (int percent = 100; percent >= 40; percent -= 5) {
+  for (int percent = 95; percent >= 40; percent -= 10) {
     options.memory = {free.plan->arena.count * percent / 100};
     CompileOptions undivided = options;
     undivided.batch_sizes = BatchSizes::undivided;

@@ -132,9 +132,9 @@ TEST(RankPlan, BucketsGrowWithTheLatency) {
 
 // The same network, budgets from the least to plenty, with and without what makes gradients wait.
 TEST(RankPlan, IsSafeInEveryBudget) {
-  for (const std::string model : {"lenet", "resnet20", "vgg11"}) {
+  for (const std::string model : {"lenet", "resnet:1-1-1-1", "vgg11"}) {
     for (const int variant : {0, 1, 2, 3}) {
-      if (model == "vgg11" && variant % 2 == 1) continue;
+      if (model == "vgg11" && variant != 2) continue;
       CompileOptions options = options_of(3);
       options.zero = 0;
       if (variant == 1) options.optimizer.clip_grad_norm = 1;
@@ -179,7 +179,7 @@ TEST(RankPlan, BytesOfAViewAreTheWiresUntilAllHasArrived) {
 
 // Every stage, budgets from the least to plenty: safe, and read back from its file.
 TEST(RankPlan, IsSafeInEveryBudgetHoweverStatesAreDivided) {
-  for (const std::string model : {"lenet", "resnet20"}) {
+  for (const std::string model : {"lenet", "resnet:1-1-1-1"}) {
     for (int stage = 1; stage <= kMostShardingStage; ++stage) {
       for (const int variant : {0, 1, 2, 3}) {
         CompileOptions options = options_of(3);

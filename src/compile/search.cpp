@@ -23,6 +23,7 @@ namespace {
 constexpr double kShort = 1.002;             // times what all ops take once
 constexpr std::array kSpreads = {1.0, 0.5};  // parts of the rest of a step, over which updates are spread
 constexpr int32_t kFewOpsForParts = 300;  // in whose plans parts of a batch are looked at unasked, where rows are not
+constexpr double kEffortAtFirst = 0.1;    // of a search for the fastest order, before any other
 // For the runs of a plan that waits long: the longer the plan, the less of it is looked at.
 constexpr int64_t kLongRunEffort = 12'000'000, kMostLongRunEffort = 40'000'000, kLongRunEffortOfAll = 8'000'000'000;
 
@@ -333,16 +334,31 @@ CompileOptions within(CompileOptions options, Bytes memory) {
 Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable& costs,
                       const CompileOptions& options) {
   Wanted wanted{options.policy, true};
-  std::optional<Attempt> other =
-      reordered({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
+  const Attempt given{laid.graph, laid.layouts, Infeasible{}};
+  const auto in_fastest = [&](double effort) {
+    return in_fastest_order(given, options.memory, device, costs, options, wanted, effort);
+  };
+  std::optional<Attempt> fastest;
+  if (peak_of_all(laid, device, costs, options) > options.memory) fastest = in_fastest(kEffortAtFirst);
+  if (fastest && fastest->feasible()) {
+    if (fastest->bound_ms && fastest->ms() <= *fastest->bound_ms * kRounding) return *std::move(fastest);
+    fastest->bound_ms.reset();  // that of this very order is higher
+    wanted.faster_than_ms = fastest->ms();
+  }
+  std::optional<Attempt> other = reordered(given, options.memory, device, costs, options, wanted);
   if (other && is_free_of_charge(*other)) return *std::move(other);
   if (other && other->feasible()) wanted.faster_than_ms = other->ms();
-  Attempt listed = make_attempt(laid, device, costs, options, wanted);
-  Attempt best = other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
-  if (is_free_of_charge(best)) return best;
-  wanted.faster_than_ms = best.feasible() ? best.ms() : kAnyTime;
-  other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
-  return other && is_better(*other, best) ? *std::move(other) : std::move(best);
+  Attempt best = make_attempt(laid, device, costs, options, wanted);
+  if (!fastest && !is_free_of_charge(best)) {
+    if (other && other->feasible()) wanted.faster_than_ms = other->ms();
+    if (best.feasible()) wanted.faster_than_ms = std::min(wanted.faster_than_ms, best.ms());
+    fastest = in_fastest(1);
+    if (fastest) fastest->bound_ms.reset();
+  }
+  for (std::optional<Attempt>* found : {&other, &fastest}) {
+    if (*found && !is_better(best, **found)) best = std::move(**found);
+  }
+  return best;
 }
 
 }  // namespace

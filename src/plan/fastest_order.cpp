@@ -14,6 +14,7 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kMostSteps = 32, kMostValues = 64;
+constexpr size_t kMostPairs = 6;  // of a step, by which it may write in place
 
 struct Moment {
   uint32_t done = 0;  // by step: it has run
@@ -133,15 +134,20 @@ class Search {
     const bool fits = bytes_of(adds) <= room;
     if (fits) reach(then, ms + step.ms, now, static_cast<int32_t>(s));
     // What may be overwritten is gone behind it.
-    uint64_t taken = 0;
-    for (const TimelineInPlace& pair : step.in_place) {
-      const uint64_t input = bit(pair.input), output = bit(pair.output);
-      if (pair.required || (adds & output) == 0 || ((stays_ | taken) & input) != 0 || (now.live & input) == 0) continue;
-      taken |= input;
-      adds &= ~output;
+    for (uint64_t pairs = 1; pairs < uint64_t{1} << step.in_place.size(); ++pairs) {
+      uint64_t taken = 0, left = adds;
+      for (size_t p = 0; p < step.in_place.size(); ++p) {
+        const TimelineInPlace& pair = step.in_place[p];
+        const uint64_t input = bit(pair.input), output = bit(pair.output);
+        if ((pairs >> p & 1) == 0 || pair.required || (left & output) == 0 || ((stays_ | taken) & input) != 0 ||
+            (now.live & input) == 0)
+          continue;
+        taken |= input;
+        left &= ~output;
+      }
+      if (std::popcount(taken) == std::popcount(pairs) && bytes_of(left) <= room)
+        reach({then.done, then.live & ~taken}, ms + step.ms, now, static_cast<int32_t>(s));
     }
-    if (taken != 0 && bytes_of(adds) <= room)
-      reach({then.done, then.live & ~taken}, ms + step.ms, now, static_cast<int32_t>(s));
     return !fits;
   }
 
@@ -159,7 +165,9 @@ class Search {
   }
 
   FastestOrder order_to(Moment moment, double ms) const {
-    FastestOrder found{.route = {}, .least_ms = ms};
+    const bool is_bound =
+        std::ranges::all_of(timeline_.steps, [](const TimelineStep& step) { return step.over_views.empty(); });
+    FastestOrder found{.route = {}, .least_ms = ms, .is_bound = is_bound};
     std::vector<int32_t> first_runs;
     while (!(moment == begin_)) {
       const Known& known = known_.at(moment);
@@ -185,6 +193,8 @@ std::optional<FastestOrder> fastest_order(const Graph& graph, const ValueTimelin
                                           int64_t states) {
   if (timeline.steps.size() >= kMostSteps || timeline.values.size() > kMostValues) return std::nullopt;
   if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
+  if (std::ranges::any_of(timeline.steps, [](const TimelineStep& s) { return s.in_place.size() > kMostPairs; }))
+    return std::nullopt;
   return Search(graph, timeline, budget).run(states);
 }
 

@@ -362,6 +362,12 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
   return route;
 }
 
+int64_t peak_of_all(const Graph& graph, const ValueTimeline& timeline) {
+  std::vector<int32_t> given(timeline.steps.size());
+  std::iota(given.begin(), given.end(), 0);
+  return Order(timeline, OrderConstraints(graph, timeline), given).peak();
+}
+
 std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& timeline, double share) {
   if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
   const auto count = static_cast<int32_t>(timeline.steps.size());

@@ -26,6 +26,9 @@ std::optional<Route> reorder_for(const Graph& graph, const ValueTimeline& timeli
 // the gradients are made of waits instead of the gradients. Nothing where few of the states' bytes are postponed, or the order is all ranks'.
 std::optional<Route> postpone_updates(const Graph& graph, const ValueTimeline& timeline, double share);
 
+// Live bytes at the fullest step of the timeline's order, where nothing goes before its last use.
+int64_t peak_of_all(const Graph& graph, const ValueTimeline& timeline);
+
 // Bytes in the arena, whatever the order of the steps: those that the step with the most needs for itself, and, without tiers,
 // what cannot be computed again and in any order is made before the step and read behind it.
 int64_t least_live_in_any_order(const Graph& graph, const ValueTimeline& timeline, bool tiers);

@@ -63,7 +63,8 @@ TEST_F(Cli, PlanSaysWhyAndWhatMoreMemoryWouldBuy) {
   const int64_t budget = free.at("arena_bytes").get<int64_t>() * 7 / 10;
   const std::string tight = plan + fmt::format("--memory {} ", budget);
   // With a report what more memory would buy is planned for however long planning took.
-  const json told = run(tight + "--json - --report " + path("report.html")).lines().at(0);
+  const Outcome text = run(tight + "--json " + path("told.json") + " --report " + path("report.html"));
+  const json told = json::parse(slurp(path("told.json")));
   EXPECT_THAT(told.at("why").get<std::string>(), HasSubstr(" above the budget; the plan "));
   EXPECT_EQ(told.at("keeping_everything_bytes"), free.at("arena_bytes"));
   EXPECT_EQ(told.at("keeping_everything_ms"), free.at("step_time_ms"));
@@ -71,7 +72,6 @@ TEST_F(Cli, PlanSaysWhyAndWhatMoreMemoryWouldBuy) {
   const json more = run(plan + fmt::format("--memory {} --json -", budget + budget / 10)).lines().at(0);
   EXPECT_EQ(told.at("more_memory_ms"), more.at("step_time_ms")) << "as `plan` with that memory says";
 
-  const Outcome text = run(tight + "--report " + path("report.html"));
   EXPECT_THAT(text.out, HasSubstr("why        " + told.at("why").get<std::string>()));
   EXPECT_THAT(text.out, HasSubstr(told.at("more_memory").get<std::string>()));
   const std::string report = slurp(path("report.html"));

@@ -165,11 +165,13 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     if (runs_first) consider(by_runs);
     if (!runs_first || !std::holds_alternative<Plan>(best)) consider(plan_by_search);
     // Of a few costs a bound is known at once, and what reaches it ends the search.
-    if (input.search_least && may_run_again(input) && first.timeline->steps.size() <= kStepsOfEarlyBound) {
-      const Plan* const known = std::get_if<Plan>(&best);
+    const Plan* const found = std::get_if<Plan>(&best);
+    const bool reached = found != nullptr && found->predicted.step_time_ms <= quick.enough_ms;
+    if (!reached && input.search_least && may_run_again(input) && first.timeline->steps.size() <= kStepsOfEarlyBound) {
       const double bound_ms = bound_time(*first.timeline, input.device.tiers, input.budget.count, kEffortOfEarlyBound,
-                                         known != nullptr ? known->predicted.step_time_ms : kAnyTime);
-      if (bound_ms < kAnyTime) quick.enough_ms = bound_ms * kReached;
+                                         found != nullptr ? found->predicted.step_time_ms : kAnyTime);
+      if (bound_ms < kAnyTime) quick.enough_ms = std::max(quick.enough_ms, bound_ms * kReached);
+      if (found == nullptr && input.faster_than_ms < kAnyTime && bound_ms >= input.faster_than_ms) return best;
     }
     const double in_place_ms = least_ms(*first.timeline, {}, input.budget.count);
     if (!runs_first && may_run_again(input)) {
