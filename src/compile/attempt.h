@@ -58,8 +58,10 @@ std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Dev
                                  const CompileOptions& options, Wanted wanted);
 
 // Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it.
+// `bound_ms`: where it is known, what no plan takes less than, in any order.
 std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
-                                        const CostTable& costs, const CompileOptions& options, Wanted wanted);
+                                        const CostTable& costs, const CompileOptions& options, Wanted wanted,
+                                        double* bound_ms = nullptr);
 
 // The same steps in the same order, planned anew: of use where it becomes faster.
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
@@ -73,6 +75,10 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
 
 // No plan by these kernels needs less, in any order of the steps that the policy may take.
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
+
+// The same, exactly but for what lies between offsets. Nothing where there are many steps, or tiers.
+std::optional<Bytes> least_live_exactly(const LaidOut& laid, const Device& device, const CostTable& costs,
+                                        const CompileOptions& options);
 
 // No plan of the attempt's steps within the budget takes less. `effort`: things looked at.
 double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,

@@ -341,8 +341,15 @@ Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable
   Attempt best = other && !is_better(listed, *other) ? *std::move(other) : std::move(listed);
   if (is_free_of_charge(best)) return best;
   wanted.faster_than_ms = best.feasible() ? best.ms() : kAnyTime;
-  other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted);
-  return other && is_better(*other, best) ? *std::move(other) : std::move(best);
+  double bound_ms = 0;
+  other = in_fastest_order({laid.graph, laid.layouts, Infeasible{}}, options.memory, device, costs, options, wanted,
+                           &bound_ms);
+  if (other && is_better(*other, best)) best = *std::move(other);
+  if (!best.feasible() || bound_ms == 0) return best;
+  const double step_ms = best.plan().predicted.step_time_ms;
+  if (step_ms > bound_ms * kRounding) bound_ms = std::max(bound_ms, bound_ms_of(best, device, costs, options));
+  best.bound_ms = std::min(bound_ms, step_ms);
+  return best;
 }
 
 }  // namespace
@@ -411,7 +418,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   std::optional<Bytes> minimum;
   std::function<Least(Least)> less;
   if (options.as_listed && !options.first_that_fits) {
-    less = [&](Least known) { return find_less(std::move(known), laid, device, costs, of_least, options.memory); };
+    less = [&](Least known) {
+      lower_bound = std::max(lower_bound, least_live_exactly(laid, device, costs, options).value_or(0_B));
+      return find_less(std::move(known), laid, device, costs, of_least, lower_bound, options.memory);
+    };
   }
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, of_least, enough); }, less,
                          [&](Bytes memory) { return search_orders(laid, device, costs, within(options, memory)); },
