@@ -36,6 +36,12 @@ bool find_place(const json& at, const json* wanted, std::string& place) {
   return false;
 }
 
+// What stands behind a character of code 0 would be lost: messages end there.
+[[noreturn]] void refuse(std::string message) {
+  std::ranges::replace(message, '\0', '?');
+  throw Error(ErrorCode::corrupt_file, message);
+}
+
 std::string shown(const json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list";
@@ -64,11 +70,9 @@ json parse_json(std::string_view text) {
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
     const std::string_view found = text.substr(at, 20);
-    throw Error(ErrorCode::corrupt_file,
-                found.empty()
-                    ? fmt::format("line {}, column {}: the text ends inside a value", line, at - line_start + 1)
-                    : fmt::format("line {}, column {}: this is no JSON, near '{}'", line, at - line_start + 1,
-                                  found.substr(0, found.find('\n'))));
+    refuse(found.empty() ? fmt::format("line {}, column {}: the text ends inside a value", line, at - line_start + 1)
+                         : fmt::format("line {}, column {}: this is no JSON, near '{}'", line, at - line_start + 1,
+                                       found.substr(0, found.find('\n'))));
   } catch (const json::exception& error) {
     std::string_view why = error.what();  // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
     if (const size_t begin = why.find("] "); begin != std::string_view::npos) why.remove_prefix(begin + 2);
@@ -79,7 +83,7 @@ json parse_json(std::string_view text) {
 void JsonReader::fail(std::string_view what) const {
   std::string place;
   find_place(*root_, value_, place);
-  throw Error(ErrorCode::corrupt_file, place.empty() ? std::string(what) : fmt::format("{}: {}", place, what));
+  refuse(place.empty() ? std::string(what) : fmt::format("{}: {}", place, what));
 }
 
 void JsonReader::expected(std::string_view what) const {
@@ -119,7 +123,9 @@ JsonReader JsonReader::item(size_t index) const {
 
 const std::string& JsonReader::text() const {
   if (!value_->is_string()) expected("a text");
-  return value_->get_ref<const std::string&>();
+  const std::string& text = value_->get_ref<const std::string&>();
+  if (text.find('\0') != std::string::npos) expected("a text without the character of code 0");
+  return text;
 }
 
 bool JsonReader::boolean() const {

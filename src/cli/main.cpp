@@ -93,9 +93,18 @@ std::string parser_text(const CLI::App& app, const CLI::ParseError& error) {
     return fmt::format("{} was given {} times; give it once", name, text.substr(text.rfind(' ') + 1));
   if (kind == "ArgumentMismatch" && text.ends_with("missing"))
     return fmt::format("{} needs a value after it; {}", name, help);
+  if (kind == "ArgumentMismatch" && text.ends_with("flag override"))
+    return fmt::format("--{} takes no value; leave out what stands behind the =", name);
   if (kind == "RequiredError") return fmt::format("{} is missing; {}", name, help);
   if (kind == "ExcludesError") return text + ": give one of them";
   return text;
+}
+
+// What is on where it stands takes no value: by itself the parser takes `--exact=1e30` as `--exact`, and `--exact=0` as nothing.
+void refuse_values_of_switches(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    if (option->get_items_expected_max() == 0) option->disable_flag_override();
+  }
 }
 
 // The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
@@ -192,6 +201,8 @@ int run_program(int argc, char** argv) {
 
   std::vector<cli::Run> runs;
   for (const Command& command : kCommands) runs.push_back(command.add(app));
+  refuse_values_of_switches(app);
+  for (CLI::App* command : app.get_subcommands({})) refuse_values_of_switches(*command);
   if (const auto code = parse(app, argc, argv)) return after_output(*code);
   for (size_t i = 0; i < runs.size(); ++i) {
     if (app.got_subcommand(kCommands[i].name)) return after_output(run(runs[i]));

@@ -23,9 +23,10 @@ namespace {
 constexpr double kMostRunsOfAStep = 3;                // in plans worth having
 constexpr int64_t kReorderEffort = 20'000'000;        // exchanges of neighbours
 constexpr int64_t kRandomReorderEffort = 15'000'000;  // the same, of graphs of costs
-constexpr double kMostStatesOfOrders = 300'000;       // of a search for the fastest
-constexpr double kSaidToBeLeast = 0.9;                // of what a sketch takes with faster kernels
-constexpr double kAbout = 0.95;                       // of what a step likely takes that sends less
+constexpr int64_t kMostStatesOfLeast = 300'000;
+constexpr double kMostStatesOfOrders = 300'000;  // of a search for the fastest
+constexpr double kSaidToBeLeast = 0.9;           // of what a sketch takes with faster kernels
+constexpr double kAbout = 0.95;                  // of what a step likely takes that sends less
 
 }  // namespace
 
@@ -158,20 +159,19 @@ std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Dev
 
 std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
                                         const CostTable& costs, const CompileOptions& options, Wanted wanted,
-                                        double effort) {
+                                        double effort, double* bound_ms) {
   if (!options.tiers.empty() || !device.info().tiers.empty()) return std::nullopt;
-  std::optional<double> bound_ms;
   const auto find = [&](const ValueTimeline& timeline, Wanted& by_it) -> std::optional<Route> {
     const auto states = static_cast<int64_t>(kMostStatesOfOrders * options.search_effort * effort);
     std::optional<FastestOrder> found = fastest_order(attempt.graph, timeline, budget.count, states);
+    if (found && found->is_bound) {
+      by_it.enough_ms = found->least_ms * kRounding;
+      if (bound_ms != nullptr) *bound_ms = found->least_ms;
+    }
     if (!found || found->least_ms * kRounding >= by_it.faster_than_ms) return std::nullopt;
-    if (found->is_bound) bound_ms = found->least_ms;
-    by_it.enough_ms = bound_ms.value_or(0) * kRounding;
     return std::move(found->route);
   };
-  std::optional<Attempt> made = in_another_order(attempt, device, costs, options, std::move(wanted), find);
-  if (made) made->bound_ms = bound_ms;
-  return made;
+  return in_another_order(attempt, device, costs, options, std::move(wanted), find);
 }
 
 std::optional<Attempt> postponed(const Attempt& attempt, const Device& device, const CostTable& costs,
@@ -209,6 +209,16 @@ Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& 
   const bool tiers = !input.device.tiers.empty();
   return {may_reorder(options.policy) ? least_live_in_any_order(laid.graph, *input.timeline, tiers)
                                       : least_live(*input.timeline, tiers)};
+}
+
+std::optional<Bytes> least_live_exactly(const LaidOut& laid, const Device& device, const CostTable& costs,
+                                        const CompileOptions& options) {
+  const Route route = route_of(laid.graph, options);
+  const PolicyInput input =
+      input_for(laid.graph, route, laid.layouts.kernels, device, costs, options, {options.policy});
+  if (!input.device.tiers.empty() || !may_reorder(options.policy)) return std::nullopt;
+  const std::optional<int64_t> least = least_live_exactly(laid.graph, *input.timeline, kMostStatesOfLeast);
+  return least ? std::optional(Bytes{*least}) : std::nullopt;
 }
 
 Bytes peak_of_all(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options) {

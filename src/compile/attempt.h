@@ -58,11 +58,11 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 std::optional<Attempt> reordered(const Attempt& attempt, Bytes budget, const Device& device, const CostTable& costs,
                                  const CompileOptions& options, Wanted wanted);
 
-// Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it. With a
-// bound where none of another order takes less. With so much of the usual effort.
+// Of few steps, and without tiers: in the order in which the least runs again, if the step may be faster than wanted by it. `bound_ms`:
+// where it is known, what no plan takes less than, in any order. With so much of the usual effort.
 std::optional<Attempt> in_fastest_order(const Attempt& attempt, Bytes budget, const Device& device,
                                         const CostTable& costs, const CompileOptions& options, Wanted wanted,
-                                        double effort = 1);
+                                        double effort = 1, double* bound_ms = nullptr);
 
 // The same steps in the same order, planned anew: of use where it becomes faster.
 Attempt again(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
@@ -76,6 +76,10 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
 
 // No plan by these kernels needs less, in any order of the steps that the policy may take.
 Bytes least_live_of(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);
+
+// The same, exactly but for what lies between offsets. Nothing where there are many steps, or tiers.
+std::optional<Bytes> least_live_exactly(const LaidOut& laid, const Device& device, const CostTable& costs,
+                                        const CompileOptions& options);
 
 // Of live bytes, in the usual order, where nothing goes before its last use.
 Bytes peak_of_all(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options);

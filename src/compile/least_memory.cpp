@@ -101,10 +101,9 @@ class LeastSearch {
   }
   // Asks for plans within less than `known`, as somebody would who is told of that: a search for a budget finds what one for the
   // least does not. Which budgets these are follows from the graph.
-  void descend(const LaidOut& laid, Bytes known, Bytes enough) {
+  void descend(const LaidOut& laid, Bytes low, Bytes known, Bytes enough) {
     if (!auto_) return;
     options_.search_effort = asked_.search_effort / kEffortOfDescent;
-    Bytes low = least_live_of(laid, device_, costs_, options_);
     const Bytes close{std::max(known.count / kCloseTo, kStayAlignment)};
     for (Bytes budget = low; low < known && !fits(enough);) {
       if (fits_within(laid, budget)) {
@@ -245,11 +244,11 @@ Least find_least(const LaidOut& laid, const Device& device, const CostTable& cos
 }
 
 Least find_less(Least known, const LaidOut& laid, const Device& device, const CostTable& costs,
-                const CompileOptions& options, Bytes enough) {
+                const CompileOptions& options, Bytes lower_bound, Bytes enough) {
   constexpr int32_t kOps = 400;
   if (!known.attempt || laid.graph.op_count() > kOps) return known;
   LeastSearch search(device, costs, options);
-  search.descend(laid, known.attempt->plan().arena, enough);
+  search.descend(laid, lower_bound, known.attempt->plan().arena, enough);
   Least less = search.result(device, costs);
   return less.attempt ? less : known;
 }

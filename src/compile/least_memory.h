@@ -19,9 +19,9 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
 // With these layouts and kernels.
 Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                  Bytes enough);
-// Less than is known, by searches for budgets below it, which take longer: where somebody is to be told how much would do. With
-// many ops, what is known.
+// Less than is known, by searches for budgets below it and above the bound, which take longer: where somebody is to be told how
+// much would do. With many ops, what is known.
 Least find_less(Least known, const LaidOut& laid, const Device& device, const CostTable& costs,
-                const CompileOptions& options, Bytes enough);
+                const CompileOptions& options, Bytes lower_bound, Bytes enough);
 
 }  // namespace plimsoll

@@ -330,35 +330,40 @@ CompileOptions within(CompileOptions options, Bytes memory) {
   return options;
 }
 
+Attempt with_bound(Attempt attempt, double ms) {
+  attempt.bound_ms = std::min(ms, attempt.plan().predicted.step_time_ms);
+  return attempt;
+}
+
 // The order in which ops are listed was chosen by nobody for its memory: another is looked at first.
 Attempt search_orders(const LaidOut& laid, const Device& device, const CostTable& costs,
                       const CompileOptions& options) {
   Wanted wanted{options.policy, true};
   const Attempt given{laid.graph, laid.layouts, Infeasible{}};
+  double bound_ms = 0;  // of all orders, where it is known
   const auto in_fastest = [&](double effort) {
-    return in_fastest_order(given, options.memory, device, costs, options, wanted, effort);
+    return in_fastest_order(given, options.memory, device, costs, options, wanted, effort, &bound_ms);
   };
   std::optional<Attempt> fastest;
   if (peak_of_all(laid, device, costs, options) > options.memory) fastest = in_fastest(kEffortAtFirst);
-  if (fastest && fastest->feasible()) {
-    if (fastest->bound_ms && fastest->ms() <= *fastest->bound_ms * kRounding) return *std::move(fastest);
-    fastest->bound_ms.reset();  // that of this very order is higher
-    wanted.faster_than_ms = fastest->ms();
-  }
+  if (fastest && fastest->feasible()) wanted.faster_than_ms = fastest->ms();
+  wanted.enough_ms = bound_ms * kRounding;
+  if (wanted.faster_than_ms <= wanted.enough_ms) return with_bound(*std::move(fastest), bound_ms);
   std::optional<Attempt> other = reordered(given, options.memory, device, costs, options, wanted);
   if (other && is_free_of_charge(*other)) return *std::move(other);
   if (other && other->feasible()) wanted.faster_than_ms = other->ms();
   Attempt best = make_attempt(laid, device, costs, options, wanted);
-  if (!fastest && !is_free_of_charge(best)) {
-    if (other && other->feasible()) wanted.faster_than_ms = other->ms();
+  if (!fastest && bound_ms == 0 && !is_free_of_charge(best)) {
     if (best.feasible()) wanted.faster_than_ms = std::min(wanted.faster_than_ms, best.ms());
     fastest = in_fastest(1);
-    if (fastest) fastest->bound_ms.reset();
   }
   for (std::optional<Attempt>* found : {&other, &fastest}) {
     if (*found && !is_better(best, **found)) best = std::move(**found);
   }
-  return best;
+  if (!best.feasible() || bound_ms == 0) return best;
+  if (best.plan().predicted.step_time_ms > bound_ms * kRounding)
+    bound_ms = std::max(bound_ms, bound_ms_of(best, device, costs, options));
+  return with_bound(std::move(best), bound_ms);
 }
 
 }  // namespace
@@ -427,7 +432,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   std::optional<Bytes> minimum;
   std::function<Least(Least)> less;
   if (options.as_listed && !options.first_that_fits) {
-    less = [&](Least known) { return find_less(std::move(known), laid, device, costs, of_least, options.memory); };
+    less = [&](Least known) {
+      lower_bound = std::max(lower_bound, least_live_exactly(laid, device, costs, options).value_or(0_B));
+      return find_less(std::move(known), laid, device, costs, of_least, lower_bound, options.memory);
+    };
   }
   Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, of_least, enough); }, less,
                          [&](Bytes memory) { return search_orders(laid, device, costs, within(options, memory)); },

@@ -245,6 +245,10 @@ TEST(CostGraph, RefusesTextThatIsNoGraph) {
   EXPECT_EQ(refused_text(R"({"nodes": [], "keep": [], "nodes": []})"), "an object has two members \"nodes\"");
   EXPECT_THAT(refused_text(R"({"nodes": [{"ms": NaN, "out": [], "in": []}]})"),
               HasSubstr("this is no JSON, near 'NaN"));
+  EXPECT_EQ(refused_text(std::string("\0\0[", 3)), "line 1, column 1: this is no JSON, near '\?\?['");
+  EXPECT_EQ(refused_text(R"({"nodes": [{"name": "a\u0000b", "ms": 1, "out": [], "in": []}]})"),
+            R"(nodes[0].name: a text without the character of code 0 was expected, not "a\u0000b")");
+  EXPECT_THAT(refused_text(R"({"nodes": [], "a\u0000b": 1})"), HasSubstr("\"a?b\" is not known here; known: about"));
   EXPECT_THAT(refused_text(R"({"nodes": [{"ms": 1e400, "out": [], "in": []}]})"),
               HasSubstr("this is no JSON that can be used"));
   EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [[0, 0]]}]})"),

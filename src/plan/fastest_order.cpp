@@ -14,7 +14,6 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kMostSteps = 32, kMostValues = 64;
-constexpr size_t kMostPairs = 6;  // of a step, by which it may write in place
 
 struct Moment {
   uint32_t done = 0;  // by step: it has run
@@ -29,8 +28,7 @@ struct HashOfMoment {
 
 class Search {
  public:
-  Search(const Graph& graph, const ValueTimeline& timeline, int64_t budget)
-      : timeline_(timeline), budget_(budget), steps_(timeline.steps.size()) {
+  Search(const Graph& graph, const ValueTimeline& timeline) : timeline_(timeline), steps_(timeline.steps.size()) {
     const OrderConstraints constraints(graph, timeline);
     for (size_t s = 0; s < steps_.size(); ++s) {
       const TimelineStep& step = timeline.steps[s];
@@ -51,48 +49,40 @@ class Search {
       if (value.state >= 0) stays_ |= bit(v);
       if (value.recomputable) recomputable_ |= bit(v);
     }
+    begin_.live &= useful(0);
   }
 
-  std::optional<FastestOrder> run(int64_t states) {
-    reach(begin_, 0, begin_, -1);
-    const uint32_t all = static_cast<uint32_t>((uint64_t{1} << steps_.size()) - 1);
-    while (!open_.empty() && states-- > 0) {
-      const Open next = open_.top();
-      open_.pop();
-      const Moment now = next.moment;
-      Known& known = known_[now];
-      if (std::exchange(known.closed, true)) continue;
-      if (now.done == all && (now.live & at_end_) == at_end_) return order_to(now, known.ms);
-      const double ms = known.ms;  // the table may move
-      bool any_in_the_way = false;
-      for (size_t s = 0; s < steps_.size(); ++s) any_in_the_way |= try_step(now, ms, s);
-      if (!any_in_the_way) continue;
-      for (uint64_t rest = now.live & ~stays_; rest != 0; rest &= rest - 1) {
-        const uint64_t gone = rest & ~(rest - 1);
-        reach({now.done, now.live & ~gone}, ms, now, -1);
-      }
-    }
-    return std::nullopt;
+  std::optional<FastestOrder> fastest(int64_t budget, int64_t states) {
+    const std::optional<Moment> end = run(Wanted::time, budget, states);
+    if (!end) return std::nullopt;
+    FastestOrder found = order_to(*end);
+    found.is_bound = is_exact();
+    return found;
+  }
+
+  std::optional<int64_t> least_bytes(int64_t states) {
+    if (!is_exact()) return std::nullopt;
+    if (!run(Wanted::bytes, bytes_of(begin_.live), states)) return std::nullopt;
+    return budget_;
   }
 
  private:
+  enum class Wanted { time, bytes };
   struct StepSets {
     uint32_t before = 0;
     uint64_t inputs = 0, outputs = 0, again_inputs = 0, again_outputs = 0, overwritten = 0;
   };
   struct Known {
-    double ms = 0;
+    double cost = 0;  // ms, or bytes
     Moment from;
     int32_t step = -1;  // that ran; -1: a value went
     bool closed = false;
   };
   struct Open {
-    double least_ms;  // of the whole
-    int32_t done;     // of those that take as long, the furthest first
+    double least;  // of the whole: ms, or bytes
+    int32_t done;  // of those that take as much, the furthest first
     Moment moment;
-    bool operator<(const Open& other) const {
-      return std::pair(-least_ms, done) < std::pair(-other.least_ms, other.done);
-    }
+    bool operator<(const Open& other) const { return std::pair(-least, done) < std::pair(-other.least, other.done); }
   };
 
   static uint64_t bit(size_t i) { return uint64_t{1} << i; }
@@ -108,8 +98,48 @@ class Search {
     return bytes;
   }
 
+  // Whether all ways are looked at in which a step may take the bytes of another's values.
+  bool is_exact() const {
+    const std::vector<TimelineValue>& values = timeline_.values;
+    for (const TimelineStep& step : timeline_.steps) {
+      if (!step.over_views.empty()) return false;
+      for (const TimelineInPlace& pair : step.in_place) {
+        if (pair.required && values[pair.input].producer >= 0) return false;
+      }
+    }
+    return std::ranges::all_of(values, [&](const TimelineValue& value) {
+      return value.before < 0 || (value.producer >= 0 && (steps_[value.producer].overwritten & bit(value.before)) != 0);
+    });
+  }
+
+  // Where the path ends; nothing where none is found. Looking for bytes, the budget is what paths that end need at least, so far.
+  std::optional<Moment> run(Wanted wanted, int64_t budget, int64_t states) {
+    wanted_ = wanted;
+    budget_ = budget;
+    reach(begin_, wanted == Wanted::bytes ? static_cast<double>(budget) : 0, begin_, -1);
+    const uint32_t all = static_cast<uint32_t>((uint64_t{1} << steps_.size()) - 1);
+    while (!open_.empty() && states-- > 0) {
+      const Open next = open_.top();
+      open_.pop();
+      const Moment now = next.moment;
+      Known& known = known_[now];
+      if (std::exchange(known.closed, true)) continue;
+      const double cost = known.cost;  // the table may move
+      if (wanted == Wanted::bytes) budget_ = std::max(budget_, static_cast<int64_t>(cost));
+      if (now.done == all && (now.live & at_end_) == at_end_) return now;
+      bool any_in_the_way = false;
+      for (size_t s = 0; s < steps_.size(); ++s) any_in_the_way |= try_step(now, cost, s);
+      if (!any_in_the_way) continue;
+      for (uint64_t rest = now.live & ~stays_; rest != 0; rest &= rest - 1) {
+        const uint64_t gone = rest & ~(rest - 1);
+        reach({now.done, now.live & ~gone}, cost, now, -1);
+      }
+    }
+    return std::nullopt;
+  }
+
   // Runs the step where it may; says whether there was too little room for it.
-  bool try_step(const Moment& now, double ms, size_t s) {
+  bool try_step(const Moment& now, double cost, size_t s) {
     const StepSets& sets = steps_[s];
     const bool again = (now.done >> s & 1) != 0;
     const uint64_t inputs = again ? sets.again_inputs : sets.inputs, made = again ? sets.again_outputs : sets.outputs;
@@ -129,45 +159,70 @@ class Search {
         gone |= bit(old);
       }
     }
-    const int64_t room = budget_ - bytes_of(now.live) - step.workspace;
     const Moment then{now.done | uint32_t{1} << s, (now.live & ~gone) | fresh};
-    const bool fits = bytes_of(adds) <= room;
-    if (fits) reach(then, ms + step.ms, now, static_cast<int32_t>(s));
-    // What may be overwritten is gone behind it.
-    for (uint64_t pairs = 1; pairs < uint64_t{1} << step.in_place.size(); ++pairs) {
-      uint64_t taken = 0, left = adds;
-      for (size_t p = 0; p < step.in_place.size(); ++p) {
-        const TimelineInPlace& pair = step.in_place[p];
-        const uint64_t input = bit(pair.input), output = bit(pair.output);
-        if ((pairs >> p & 1) == 0 || pair.required || (left & output) == 0 || ((stays_ | taken) & input) != 0 ||
-            (now.live & input) == 0)
-          continue;
-        taken |= input;
-        left &= ~output;
-      }
-      if (std::popcount(taken) == std::popcount(pairs) && bytes_of(left) <= room)
-        reach({then.done, then.live & ~taken}, ms + step.ms, now, static_cast<int32_t>(s));
-    }
+    const int64_t needs = bytes_of(now.live) + step.workspace;
+    const Run run{now, s, cost, needs};
+    const bool fits = needs + bytes_of(adds) <= budget_;
+    take_places(run, then, adds, 0);
     return !fits;
   }
 
-  void reach(const Moment& moment, double ms, const Moment& from, int32_t step) {
-    const auto [place, fresh] = known_.try_emplace(moment, Known{ms, from, step});
-    if (!fresh) {
-      if (place->second.ms <= ms) return;
-      place->second = {ms, from, step};
+  // A step that runs.
+  struct Run {
+    const Moment& from;
+    size_t step;
+    double cost;    // before it
+    int64_t needs;  // bytes beside what its outputs add
+  };
+
+  // In every way in which its outputs may take the places of inputs, from this pair on; what is overwritten is gone behind it.
+  void take_places(const Run& run, const Moment& then, uint64_t adds, size_t pair) {
+    const TimelineStep& step = timeline_.steps[run.step];
+    for (; pair < step.in_place.size(); ++pair) {
+      const TimelineInPlace& may = step.in_place[pair];
+      const uint64_t input = bit(may.input), output = bit(may.output);
+      if (may.required || (adds & output) == 0 || (stays_ & input) != 0 || (then.live & input) == 0) continue;
+      take_places(run, {then.done, then.live & ~input}, adds & ~output, pair + 1);
     }
-    double least = ms;
-    for (size_t s = 0; s < steps_.size(); ++s) {
+    const int64_t bytes = run.needs + bytes_of(adds);
+    const auto step_index = static_cast<int32_t>(run.step);
+    if (wanted_ == Wanted::bytes) {
+      reach(then, std::max(run.cost, static_cast<double>(bytes)), run.from, step_index);
+    } else if (bytes <= budget_) {
+      reach(then, run.cost + step.ms, run.from, step_index);
+    }
+  }
+
+  // What may be read yet, or is wanted at the end.
+  uint64_t useful(uint32_t done) const {
+    uint64_t set = at_end_ | stays_;
+    for (size_t s = steps_.size(); s-- > 0;) {
+      const StepSets& sets = steps_[s];
+      if ((done >> s & 1) == 0) {
+        set |= sets.inputs;
+      } else if ((sets.again_outputs & set) != 0) {
+        set |= sets.again_inputs;
+      }
+    }
+    return set;
+  }
+
+  void reach(Moment moment, double cost, const Moment& from, int32_t step) {
+    moment.live &= useful(moment.done);
+    const auto [place, fresh] = known_.try_emplace(moment, Known{cost, from, step});
+    if (!fresh) {
+      if (place->second.cost <= cost) return;
+      place->second = {cost, from, step};
+    }
+    double least = cost;
+    for (size_t s = 0; s < steps_.size() && wanted_ == Wanted::time; ++s) {
       if ((moment.done >> s & 1) == 0) least += timeline_.steps[s].ms;
     }
     open_.push({least, std::popcount(moment.done), moment});
   }
 
-  FastestOrder order_to(Moment moment, double ms) const {
-    const bool is_bound =
-        std::ranges::all_of(timeline_.steps, [](const TimelineStep& step) { return step.over_views.empty(); });
-    FastestOrder found{.route = {}, .least_ms = ms, .is_bound = is_bound};
+  FastestOrder order_to(Moment moment) const {
+    FastestOrder found{.route = {}, .least_ms = known_.at(moment).cost};
     std::vector<int32_t> first_runs;
     while (!(moment == begin_)) {
       const Known& known = known_.at(moment);
@@ -179,7 +234,8 @@ class Search {
   }
 
   const ValueTimeline& timeline_;
-  const int64_t budget_;
+  Wanted wanted_ = Wanted::time;
+  int64_t budget_ = 0;
   std::vector<StepSets> steps_;
   Moment begin_;
   uint64_t at_end_ = 0, stays_ = 0, recomputable_ = 0;
@@ -187,15 +243,23 @@ class Search {
   std::priority_queue<Open> open_;
 };
 
+// All ranks have one order.
+bool has_few_steps(const ValueTimeline& timeline) {
+  return timeline.steps.size() < kMostSteps && timeline.values.size() <= kMostValues &&
+         std::ranges::none_of(timeline.steps, &TimelineStep::collective);
+}
+
 }  // namespace
 
 std::optional<FastestOrder> fastest_order(const Graph& graph, const ValueTimeline& timeline, int64_t budget,
                                           int64_t states) {
-  if (timeline.steps.size() >= kMostSteps || timeline.values.size() > kMostValues) return std::nullopt;
-  if (std::ranges::any_of(timeline.steps, &TimelineStep::collective)) return std::nullopt;  // all ranks' order
-  if (std::ranges::any_of(timeline.steps, [](const TimelineStep& s) { return s.in_place.size() > kMostPairs; }))
-    return std::nullopt;
-  return Search(graph, timeline, budget).run(states);
+  if (!has_few_steps(timeline)) return std::nullopt;
+  return Search(graph, timeline).fastest(budget, states);
+}
+
+std::optional<int64_t> least_live_exactly(const Graph& graph, const ValueTimeline& timeline, int64_t states) {
+  if (!has_few_steps(timeline)) return std::nullopt;
+  return Search(graph, timeline).least_bytes(states);
 }
 
 }  // namespace plimsoll

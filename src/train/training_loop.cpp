@@ -107,7 +107,8 @@ void TrainingLoop::run_epoch() {
     if (!stopped_ && saves_ && due) save();
     if (may_save) save_asked_ = false;
   }
-  if (stopped_) {
+  const bool is_whole = place_.batch_in_epoch == per_epoch_ || place_.step >= total_steps_;
+  if (stopped_ && !is_whole) {
     if (saves_) save_at_end();
     return;
   }
@@ -284,8 +285,8 @@ void TrainingLoop::finish_epoch(const Stopwatch& watch) {
   }
   const bool last = place_.step >= total_steps_;
   // Before the evaluation, which may fail: its data may not be readable.
-  if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();
-  if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
+  if (saves_ && saved_at_step_ != place_.step) last || stopped_ ? save_at_end() : save();
+  if (!stopped_ && parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
     const Evaluation::Result result = evaluate();
     event.test_loss = done_.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;

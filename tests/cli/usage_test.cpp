@@ -119,6 +119,9 @@ TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
   const std::pair<std::string, const char*> cases[] = {
       {"train mlp:hidden=-1", "option 'hidden': '-1' is no list of whole numbers from 1 on, with a '-' between two"},
       {"plan mlp --batch 4 --batch 5", "--batch was given 2 times; give it once"},
+      {"plan mlp --exact=0", "--exact takes no value; leave out what stands behind the ="},
+      {"train mlp --nesterov=1e30", "--nesterov takes no value; leave out what stands behind the ="},
+      {"--help=nan", "--help takes no value; leave out what stands behind the ="},
       {"plan mlp --batch", "--batch needs a value after it; `plimsoll plan --help` has examples"},
       {"plan", "MODEL is missing; `plimsoll plan --help` has examples"},
       {"plan vgg", "unknown model 'vgg'; did you mean vgg11"},

@@ -95,6 +95,27 @@ TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
   EXPECT_EQ(Checkpoint(*options.checkpoint).state().weights_sha256, whole);
 }
 
+TEST(Train, TellsOfAnEpochThatWasInterruptedBehindItsLastBatch) {
+  const TrainFolder folder;
+  TrainOptions options = small_training("mlp");
+  options.steps = 120;  // more than an epoch of 89 steps
+  options.checkpoint = folder / "c.safetensors";
+  std::vector<EpochEvent> epochs;
+  int64_t seen = 0;
+  const TrainListener listener{.step = [&](const StepEvent& e) { seen = e.step; },
+                               .epoch = [&](const EpochEvent& e) { epochs.push_back(e); },
+                               .stop = [&] { return seen == 89; }};
+  EXPECT_TRUE(testing::run_training(options, listener).interrupted);
+  options.resume = options.checkpoint;
+  seen = 0;
+  EXPECT_FALSE(testing::run_training(options, listener).interrupted);
+  ASSERT_EQ(epochs.size(), 2U);
+  EXPECT_EQ(epochs[0].epoch, 1);
+  EXPECT_EQ(epochs[0].step, 89);
+  EXPECT_FALSE(epochs[0].test_loss);
+  EXPECT_EQ(epochs[1].epoch, 2);
+}
+
 TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
   const TrainFolder folder;
   TrainOptions options = small_training("mlp");
