@@ -44,7 +44,7 @@ from .values import as_reals, has_values, shaped_like
 from .errors import Unsupported, UnsupportedOp
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, states_of as states_in, tensors_of_key
-from .held import hold, is_held, let_go, untouched
+from .held import hold, is_held, leave_to_others, let_go, untouched
 from .infeasible import Infeasible, told_apart
 from .interrupts import interruptible
 from .joined import training_modes
@@ -471,12 +471,17 @@ class Step:
     def _take_replaced(self) -> None:
         """What lies elsewhere since somebody wrote parameter.data = ...: its values are taken over, and it is in the arena again."""
         with untouched():
-            for name, place in self._places.items():
-                tensor = self._captured.parameters.get(name, self._captured.buffers.get(name))
-                if tensor is None or tensor.data_ptr() == place or is_held(tensor):
-                    continue
-                self._set(name, tensor)
-                view = self._view(name)
+            tensors = {name: self._captured.parameters.get(name, self._captured.buffers.get(name)) for name in self._places}
+            replaced = {name: t for name, t in tensors.items() if t is not None and t.data_ptr() != self._places[name] and not is_held(t)}
+            if not replaced:
+                return
+            views = {name: self._view(name) for name in replaced}
+            ours = set(self._places.values())
+            values = {name: t.detach().clone() if t.data_ptr() in ours else t for name, t in replaced.items()}  # p.data, q.data = q.data, p.data
+            leave_to_others(views.values())
+            for name, tensor in replaced.items():
+                self._set(name, values[name])
+                view = views[name]
                 if tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
                     tensor.data = shaped_like(view, tensor)
                 else:
