@@ -33,7 +33,14 @@ _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
-_ABSENT = object()
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
 _TORCH, _PLIMSOLL = (str(Path(file).parent) + "/" for file in (torch.__file__, __file__))
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _MOVES = 3  # values of a number after which it is tried as an input
@@ -101,6 +108,7 @@ def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[s
             if title != "model" and not isinstance(part, nn.Module) and not all(_is_users(c.__module__) for c in type(part).__mro__[:-1]):
                 seen.of_packages.add(id(fields))
             yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
+            yield (name if title == "model" else f"{title}.{name}").strip(".") or title, _Methods(part)
             if isinstance(part, nn.Module) and id(part) not in seen.own:
                 yield f"{title}.{name}".strip("."), _Mode(part)
             if isinstance(part, nn.Module):
@@ -142,6 +150,7 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
                     yield f"{told}.{path}".strip("."), fields
                     if fields is vars(module):
                         yield f"{told}.{path}".strip("."), _Mode(module)
+                        yield f"{told}.{path}".strip("."), _Methods(module)
     elif type(value) in (dict, list, tuple) or isinstance(value, dict):
         seen.add(id(value))
         if type(value) not in (dict, list, tuple):  # one whose entries are attributes, too
@@ -156,6 +165,7 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
         if dataclasses.is_dataclass(value) and not _is_users(type(value).__module__):
             seen.of_packages.add(id(vars(value)))
         yield told, vars(value)
+        yield told, _Methods(value)
         yield from _of_class(type(value), seen)
         for key, entry in list(vars(value).items()):
             yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
@@ -294,6 +304,24 @@ class _Mode(dict):  # type: ignore[type-arg]
         return self._module.training
 
 
+class _Methods(dict):  # type: ignore[type-arg]
+    """Methods of the user's classes that an object has not of its own: ``model.encode = ...`` puts another one in the place of its class's."""
+
+    def __init__(self, owner: Any):
+        found = (name for c in type(owner).__mro__ if _is_users(c.__module__) for name, value in vars(c).items() if isinstance(value, FunctionType))
+        super().__init__({name: None for name in found if name not in vars(owner) and name not in ("forward", *_NOT_CALLED)})
+        self._fields = vars(owner)
+
+    def items(self) -> Any:
+        return [(name, self.get(name)) for name in self]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._fields.get(name, _ABSENT)
+
+
+_NOT_CALLED = ("__init__", "__repr__", "extra_repr")  # by a forward pass
+
+
 class _Cells(dict):  # type: ignore[type-arg]
     """Variables of a closure."""
 
@@ -312,6 +340,8 @@ class _Cells(dict):  # type: ignore[type-arg]
 
 
 def _kind(fields: Any, name: str, value: Any) -> bool:
+    if type(fields) is _Methods:
+        return True
     if not isinstance(name, str) or (name in _OWN and type(fields) is not _Mode) or name.startswith("__") or isinstance(value, UninitializedTensorMixin):
         return False
     return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor, nn.Module)) or _is_short(value)
@@ -479,7 +509,7 @@ class Settings:
                 continue
             if not self._is_as(i, self._last, now):
                 self._last[i] = _held(now)
-                if isinstance(now, _FUNCTIONS):
+                if isinstance(now, (*_FUNCTIONS, MethodType)):
                     self._met_functions.append(now)
             elif isinstance(now, Tensor):
                 self._last[i].meets(now)
@@ -575,7 +605,7 @@ def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Nu
     if isinstance(fields, _Entries):
         return ((id(fields._entries), key), moving.of_list(name, fields._entries, int(key))) if type(fields._entries) is list else None
     values = fields._values if isinstance(fields, _Read) else fields
-    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, _Mode) else None
+    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, (_Mode, _Methods)) else None
 
 
 def _told(value: Any) -> str:

@@ -470,3 +470,37 @@ def test_a_script_may_be_profiled():
         profile.disable()
     names = {name for _, _, name in pstats.Stats(profile).stats}
     assert {"compile", "forward", "__call__"} <= names  # also what runs after a forward pass was watched
+
+
+class Acting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner = nn.Linear(4, 3)
+
+    def act(self, x):
+        return torch.relu(x)
+
+    def forward(self, x):
+        return self.act(self.inner(x))
+
+
+class Wrapping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Acting()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [Acting, Wrapping])
+def test_a_method_that_an_object_gets_in_the_place_of_its_class_counts(kind):
+    def change(model, i):
+        owner = model.inner if kind is Wrapping else model
+        if i == 2:
+            owner.act = torch.tanh if kind is Wrapping else lambda x: torch.tanh(x)
+        if i == 4:
+            del owner.act
+
+    assert losses(kind(), change, 6, True)[0] == pytest.approx(losses(kind(), change, 6, False)[0], rel=1e-5)
