@@ -39,6 +39,9 @@ _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
 _BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
 _OF_VALUES = frozenset("nonzero argwhere where item tolist __bool__ __int__ __float__ __index__".split())
+_UNIQUE = frozenset("unique unique_consecutive _return_inverse_and_counts _return_counts _return_output _return_inverse".split()) | frozenset(
+    "_consecutive_return_inverse_and_counts _consecutive_return_counts _consecutive_return_output _consecutive_return_inverse".split()
+)  # as PyTorch divides them by what they return
 _DRAWS = tuple("rand bernoulli normal multinomial poisson exponential uniform dropout cauchy geometric log_normal gumbel rrelu alpha_dropout feature_".split())
 _IN_PLACE = frozenset("__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split())
 
@@ -240,11 +243,11 @@ class Assumptions(TorchFunctionMode):
     def _asked_of_made(self, func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         """Where Python asks for values of a tensor that depends on shapes alone: these, as (answer,)."""
         name = getattr(func, "__name__", "")
-        is_of_one = name in _OF_VALUES and len(args) == 1 and isinstance(args[0], Tensor)
-        if not is_of_one or not set(kwargs) <= {"as_tuple"} or (made := values_of(args[0])) is None:
+        is_of_one = name in _OF_VALUES and len(args) == 1 and set(kwargs) <= {"as_tuple"}
+        if not (is_of_one or name in _UNIQUE) or not args or not isinstance(args[0], Tensor) or (made := values_of(args[0])) is None:
             return None
         with untraced():
-            return (is_itself(func(made, **kwargs)),)
+            return (is_itself(func(made, *args[1:], **kwargs)),)
 
     def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any, made: Optional[Made]) -> None:
         name = getattr(func, "__name__", "")
