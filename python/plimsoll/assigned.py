@@ -183,8 +183,8 @@ def _put(fields: Any, name: str, value: Any) -> None:
     if isinstance(fields, _Cells):
         fields[name].cell_contents = value
     elif isinstance(fields, _Entries):
-        if type(fields._entries) is list:
-            fields._entries[int(name)] = value
+        if not isinstance(fields._entries, tuple):
+            fields._entries[fields.keys_of[name]] = value
     else:
         values = fields._values if isinstance(fields, _Read) else fields
         if isinstance(values, dict):  # no class's, whose attributes nobody has written through it

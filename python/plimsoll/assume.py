@@ -148,6 +148,11 @@ class Assumptions(TorchFunctionMode):
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         if func is Tensor.__format__ and args[0].dim() == 0 and args[1:] != ("",):  # a text for a log: values are not known
             return format(math.nan, *args[1:])
+        if func in (Tensor.__int__, Tensor.__index__) and isinstance(buffer := self._buffers.get(id(args[0])), str):
+            raise RuntimeError(
+                f"Python asks for the number in the buffer '{buffer}', as a place or a size, and a step runs no Python; keep it a tensor, as"
+                " self.queue[:, (self.pointer + torch.arange(n)) % size] = keys.T and self.pointer.copy_((self.pointer + n) % size)"
+            )
         expect_as_many(func, args)
         made = expression(func, args, kwargs or {})
         result = _float_of(args[0]) if func is Tensor.__float__ else func(*args, **(kwargs or {}))

@@ -99,6 +99,14 @@ class Form:
         """What that is, by the captured network's names."""
         return {name.removeprefix("fed/") for name in self._fed}
 
+    @property
+    def live(self) -> set[int]:
+        """The ids of the module's tensors that the network is given as they are at every step."""
+        kept = self.fed | states_of(self.section).keys()
+        own = {**self.captured.buffers, **self.captured.parameters}
+        prelude = {} if self.captured.prelude.is_empty else dict(self.captured.prelude.module().named_buffers())
+        return {id(own[name]) for name in kept & own.keys()} | {id(tensor) for tensor in prelude.values()}
+
     @cached_property
     def trained(self) -> frozenset[str]:
         """Parameters that the loss's gradient reaches; in doubt it does."""

@@ -441,3 +441,55 @@ def test_a_trained_parameter_that_a_forward_pass_writes_is_refused(body):
     with pytest.raises(plimsoll.Unsupported, match="changes its parameter 'inner.weight', which is trained, in its forward pass"):
         plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=rows(0), **LIMITS)
     assert isinstance(model.inner.weight, nn.Parameter) and type(model.inner.weight.detach()) is torch.Tensor
+
+
+class Queue(nn.Module):
+    """As MoCo's: a ring of keys, and where the next ones go."""
+
+    def __init__(self, put):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner, self.put = nn.Linear(6, 4), put
+        self.register_buffer("queue", torch.randn(4, 8))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        keys = F.normalize(self.inner(x))
+        logits = keys @ self.queue.clone().detach()
+        with torch.no_grad():
+            self.put(self, keys)
+        return logits
+
+
+def _by_places(m, keys):
+    places = (m.pointer + torch.arange(len(keys))) % m.queue.shape[1]
+    m.queue[:, places] = keys.T
+    m.pointer[0] = (m.pointer[0] + len(keys)) % m.queue.shape[1]
+
+
+def _by_number(m, keys):
+    begin = int(m.pointer)
+    m.queue[:, begin : begin + len(keys)] = keys.T
+    m.pointer[0] = (begin + len(keys)) % m.queue.shape[1]
+
+
+def test_a_ring_of_keys_whose_pointer_is_a_tensor():
+    ours, theirs = Queue(_by_places), Queue(_by_number)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in (ours, theirs)]
+    loss = lambda output, batch: torch.logsumexp(output * 4, 1).mean()  # noqa: E731
+    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], **LIMITS)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(*batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_pointer_that_python_asks_for_is_told_by_name():
+    model = Queue(_by_number)
+    with pytest.raises(plimsoll.Unsupported, match=r"test_buffers\.py:\d+\).*the number in the buffer 'pointer'.*keep it a tensor"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: output.mean(), example=(torch.ones(4, 6),), **LIMITS)
