@@ -12,6 +12,8 @@ import dis
 import enum
 import functools
 import hashlib
+import pickle
+import random
 import sys
 import sysconfig
 import threading
@@ -34,7 +36,7 @@ from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
-_LEAVES = (enum.Enum, np.generic, complex, bytes, range, torch.dtype, torch.device, type)
+_LEAVES = (enum.Enum, np.generic, complex, bytes, range, torch.dtype, torch.device)
 _CONTAINERS = (dict, list, tuple, deque)
 _HASHED = 1 << 16  # elements of an array, or of a tensor within a value, that is looked at before every step
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
@@ -366,7 +368,7 @@ def _kind(fields: Any, name: str, value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     """A value that is looked at as a whole: an array, a set, a list of lists, an object that another may be put in the place of."""
-    if isinstance(value, (*_LEAVES, np.ndarray, set, frozenset, MethodType, functools.partial, *_CONTAINERS)):
+    if isinstance(value, (*_LEAVES, type, np.ndarray, set, frozenset, MethodType, functools.partial, *_CONTAINERS)):
         return not _is_short(value)
     return not isinstance(value, (nn.Module, Tensor)) and (_has_attributes(value) or (_is_users(type(value).__module__) and hasattr(type(value), "__slots__")))
 
@@ -378,7 +380,16 @@ class _Whole:
         self._kept: list = []  # what is told apart by where it lies
         self._parts = parts
         self.form = self._form(value, 4)
-        self._text = repr(value) if isinstance(value, _LEAVES) else f"a {type(value).__name__}"
+        self._is_leaf = isinstance(value, _LEAVES)
+        self._plain = repr(value) if self._is_leaf or _is_of_plain(value) else None
+        known, keys = parts.get(id(value), (None, frozenset()))
+        self._known = (value, len(keys)) if known is value and known is not None and _length_of(value) == len(keys) else None
+
+    def is_untouched(self, now: Any) -> bool:
+        """Where that is quickly told."""
+        if self._known is not None:
+            return now is self._known[0] and _length_of(now) == self._known[1]
+        return self._plain is not None and (self._is_leaf or _length_of(now) <= _MOST) and repr(now) == self._plain
 
     def _form(self, value: Any, depth: int) -> Any:
         if isinstance(value, _PLAIN):
@@ -392,7 +403,7 @@ class _Whole:
             return "array", value.shape, value.dtype.str, hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest() if value.size <= _HASHED and not value.dtype.hasobject else self._place(value)
         if isinstance(value, MethodType):
             return "method", self._place(value.__func__), self._place(value.__self__)
-        if depth == 0 or isinstance(value, (nn.Module, *_FUNCTIONS)):
+        if depth == 0 or isinstance(value, (nn.Module, type, *_FUNCTIONS)):
             return "at", self._place(value)
         if isinstance(value, functools.partial):
             return "partial", *(self._form(part, depth - 1) for part in (value.func, value.args, value.keywords))
@@ -413,7 +424,23 @@ class _Whole:
         return isinstance(other, _Whole) and self.form == other.form
 
     def __repr__(self) -> str:
-        return f"{self._text} ({hashlib.blake2b(repr(self.form).encode(), digest_size=8).hexdigest()})"
+        return self._plain if self._is_leaf else f"{self.form[0]} ({hashlib.blake2b(repr(self.form).encode(), digest_size=8).hexdigest()})"
+
+
+def _is_of_plain(value: Any, depth: int = 4) -> bool:
+    """Whether a container consists of values that a text tells all of."""
+    if isinstance(value, (*_PLAIN, *_LEAVES)):
+        return True
+    if not isinstance(value, (*_CONTAINERS, set, frozenset)) or depth == 0 or len(value) > _MOST:
+        return False
+    return all(_is_of_plain(entry, depth - 1) for entry in (value.values() if isinstance(value, dict) else value))
+
+
+def _length_of(value: Any) -> int:
+    """How many entries, or attributes, there are."""
+    if isinstance(value, (*_CONTAINERS, set, frozenset)):
+        return len(value)
+    return len(vars(value)) if _has_attributes(value) else len(_Slots(value)) if _is_users(type(value).__module__) else 0
 
 
 def _entries_of(value: Any) -> Optional[list[tuple[Any, Any]]]:
@@ -543,9 +570,9 @@ class Settings:
     def __init__(self, model: nn.Module, *functions: Optional[Callable], without: Iterable[Tensor] = ()):
         own = {id(parameter) for module in (model, *modules_beside(model, *functions).values()) for parameter in module.parameters()} | {id(t) for t in without}
         seen = _Seen(model, *functions)
-        self._places = [
-            (owner, fields, name) for owner, fields in _owners(model, functions, seen) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
-        ]
+        named = [(owner, fields, name, value) for owner, fields in _owners(model, functions, seen) for name, value in list(fields.items())]
+        self._places = [(owner, fields, name) for owner, fields, name, value in named if _kind(fields, name, value) and id(value) not in own]
+        self._generators = [value for *_, value in named if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState))]
         self._of_packages, self._parts = seen.of_packages, seen.parts
         self._modes = [fields for _, fields, _ in self._places if isinstance(fields, _Mode)]
         self._first = [_held(value, self._parts) for value in self._now()]
@@ -557,6 +584,10 @@ class Settings:
         self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
         self.changing: dict[int, bool] = {}  # buffers that steps change, by their ids; whether the core does
         self.moved: list[moving.Number] = []  # and tensors: those that the network is given with every batch
+
+    def generators(self) -> list[bytes]:
+        """The states of generators of random numbers that are the user's own, of Python or numpy."""
+        return [pickle.dumps(generator) for generator in self._generators]
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
@@ -585,7 +616,7 @@ class Settings:
         found = []
         for i, now in enumerate(self._now()):
             before = self._first[i]
-            if before is now or (isinstance(before, _Values) and before.is_untouched(now)):
+            if before is now or (isinstance(before, (_Values, _Whole)) and before.is_untouched(now)):
                 continue
             if not self._is_as(i, self._last, now):
                 self._last[i] = _held(now, self._parts)

@@ -1230,14 +1230,15 @@ def compile(
         _expect_values(model)
         loose = Loose(_trained(optimizer), model, loss, call, outputs)
         settings = Settings(model, loss, call, without=loose.parameters())
-        generators = _generators()
+        generators, own = _generators(), settings.generators()
         with names_read() if settings.reads_packages else nullcontext(set()) as names:
             (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback, loose))
+        drawn = generators != _generators() or own != settings.generators()
         settings.forget_unnamed(names)
         _expect_alone(captured, ranks)
         if captured.sizes:
             warnings.warn("whether masks hold anywhere, or at how many places, decides what the network is: batches in which it is otherwise get plans of their own", stacklevel=2)
-        if generators != _generators():
+        if drawn:
             warnings.warn(
                 "the model or the loss draws random numbers of Python or numpy: what they were at compile they are in every step. Draw them"
                 " by torch, or give them with the batch", stacklevel=2,

@@ -10,6 +10,7 @@ import enum
 import functools
 import importlib
 import pstats
+import random
 import sys
 from types import SimpleNamespace
 
@@ -567,8 +568,9 @@ def test_values_of_any_kind_that_change_between_steps_count(kind):
         ((np.float32(1.0), np.float32(2.0)), lambda value, output: output * float(value)),
         (([[1.0]], [[2.0]]), lambda value, output: output * value[0][0]),
         ((SimpleNamespace(inner=SimpleNamespace(scale=1.0)), SimpleNamespace(inner=SimpleNamespace(scale=2.0))), lambda value, output: output * value.inner.scale),
+        ((nn.ReLU, nn.Tanh), lambda value, output: value()(output)),
     ],
-    ids=["enum", "dataclass", "namedtuple", "numpy", "lists", "objects"],
+    ids=["enum", "dataclass", "namedtuple", "numpy", "lists", "objects", "class"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_value_that_another_is_put_in_the_place_of_counts(values, read):
@@ -618,3 +620,11 @@ def test_names_of_a_batch_that_are_no_names_in_python():
     loss = lambda output, batch: (F.cross_entropy(output, batch["class"], reduction="none") * (batch["1"] > 1)).mean()  # noqa: E731
     step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.0), call=lambda model, batch: model(batch["input-ids"]), loss=loss, example=batch, **LIMITS)
     assert step(batch) == pytest.approx(loss(model(batch["input-ids"]), batch).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("generator", [random.Random(3), np.random.default_rng(3)], ids=["python", "numpy"])
+def test_random_numbers_of_a_generator_of_the_users_own_are_told(generator):
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="draws random numbers of Python or numpy"):
+        plimsoll.compile(model, optimizer, loss=lambda output, batch: output.mean() * (2 if generator.random() < 1e-9 else 1), example=BATCH, **LIMITS)
