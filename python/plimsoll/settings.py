@@ -36,7 +36,7 @@ from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
-_LEAVES = (enum.Enum, np.generic, complex, bytes, range, torch.dtype, torch.device)
+_LEAVES = (enum.Enum, np.generic, complex, bytes, range)
 _CONTAINERS = (dict, list, tuple, deque)
 _HASHED = 1 << 16  # elements of an array, or of a tensor within a value, that is looked at before every step
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
