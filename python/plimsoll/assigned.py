@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import warnings
 from types import CodeType
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .errors import Unsupported, UnsupportedOp
-from .settings import _OWN, _PLAIN, _Cells, _Entries, _is_short, _is_users, _owners, _Read, _same, _Seen
+from .settings import _OWN, _PLAIN, _Cells, _Defaults, _Entries, _is_short, _is_users, _Methods, _Mode, _owners, _Read, _same, _Seen, _Slots
 
 _CALLS = (4, 8, 98, 998)  # later ones, whose values are tried as well: counts of 5, 9, 99 and 999, and what comes next
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -25,58 +25,79 @@ OF_CAPTURES = (*_SYMBOLS, FakeTensor, FunctionalTensor)  # of use within one
 
 
 class Assigned:
-    """Of the modules of a model: what one pass has changed, from what it found to what it left."""
+    """Of the modules of a model, and of what its functions read by names (a counter of the loss's): what one pass has changed, from what it found to what it left."""
 
-    def __init__(self, *wholes: nn.Module):
-        self._modules = {id(part): (name, part) for whole in wholes for name, part in whole.named_modules()}
+    def __init__(self, *wholes: nn.Module, functions: Sequence[Callable] = ()):
+        modules = [(name, part) for whole in wholes for name, part in whole.named_modules()]
+        self._places: dict[int, tuple[str, Any, bool]] = {id(vars(part)): (name, vars(part), _is_users(type(part).__module__)) for name, part in modules}
+        self._own = {*self._places}  # which an export puts back by itself
+        seen = _Seen(*wholes, *functions)
+        for owner, fields in _owners(wholes[0], tuple(functions), seen):
+            if not isinstance(fields, (_Defaults, _Entries, _Methods, _Mode, _Slots)) and not (isinstance(fields, _Read) and not isinstance(fields._values, dict)):
+                self._places.setdefault(id(fields), (owner, fields, id(fields) not in seen.of_packages))
         self._before: dict[tuple[int, str], Any] = {}
+        self._held: dict[tuple[int, str], Any] = {}  # lists and dictionaries themselves
         self.changed: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def begin(self) -> None:
-        self._before = dict(self._plain())
+        self._held = dict(self._plain())
+        self._before = {place: _copied(value) for place, value in self._held.items()}
         self.changed = {}
 
     def end(self) -> None:
         for place, before in self._before.items():
-            now = vars(self._modules[place[0]][1]).get(place[1])
-            if not _same(before, _copied(now)):
-                self.changed[place] = (before, _copied(now))
+            fields = self._places[place[0]][1]
+            now = fields.get(place[1])
+            if _same(before, _copied(now)) or (place[0] not in self._own and not _is_plain(now)):
+                continue
+            self.changed[place] = (before, _copied(now))
+            if place[0] not in self._own:
+                _put_back(fields, place[1], self._held[place], before)
 
     def _plain(self) -> Iterator[tuple[tuple[int, str], Any]]:
-        for key, (_, part) in self._modules.items():
-            for name, value in vars(part).items():
-                if name not in _OWN and (isinstance(value, _PLAIN) or _is_short(value)):
-                    yield (key, name), _copied(value)
+        for key, (_, fields, _) in self._places.items():
+            for name in list(fields):
+                if name not in _OWN and isinstance(name, str) and not name.startswith("__") and _is_plain(value := fields.get(name)):
+                    yield (key, name), value
 
     def name(self, place: tuple[int, str]) -> str:
-        return f"{self._modules[place[0]][0]}.{place[1]}".strip(".")
+        return f"{self._places[place[0]][0]}.{place[1]}".strip(".")
 
     def is_users(self, place: tuple[int, str]) -> bool:
-        return _is_users(type(self._modules[place[0]][1]).__module__)
+        return self._places[place[0]][2]
 
     def replaced(self, values: dict[tuple[int, str], Any]) -> "_Replaced":
-        return _Replaced([(vars(self._modules[key][1]), name, value) for (key, name), value in values.items()])
+        return _Replaced([(self._places[key][1], name, value) for (key, name), value in values.items()])
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or _is_short(value)
 
 
 class _Replaced:
-    """Attributes with other values for a while."""
+    """Attributes and variables with other values for a while."""
 
-    def __init__(self, values: list[tuple[dict, str, Any]]):
+    def __init__(self, values: list[tuple[Any, str, Any]]):
         self._values = values
 
     def __enter__(self) -> None:
-        self._own = [(fields[name], _copied(fields[name])) for fields, name, _ in self._values]
+        self._own = [(fields.get(name), _copied(fields.get(name))) for fields, name, _ in self._values]
         for fields, name, value in self._values:
-            fields[name] = _copied(value)
+            _put(fields, name, _copied(value))
 
     def __exit__(self, *_: Any) -> None:
         for (fields, name, _), (own, held) in zip(self._values, self._own):
-            fields[name] = own
-            if isinstance(own, list):
-                own[:] = held
-            elif isinstance(own, dict):
-                own.clear()
-                own.update(held)
+            _put_back(fields, name, own, held)
+
+
+def _put_back(fields: Any, name: str, own: Any, held: Any) -> None:
+    """What was there, and, of a list or a dictionary, what was in it."""
+    _put(fields, name, own)
+    if isinstance(own, list):
+        own[:] = held
+    elif isinstance(own, dict):
+        own.clear()
+        own.update(held)
 
 
 def _copied(value: Any) -> Any:
@@ -183,8 +204,8 @@ def _put(fields: Any, name: str, value: Any) -> None:
     if isinstance(fields, _Cells):
         fields[name].cell_contents = value
     elif isinstance(fields, _Entries):
-        if type(fields._entries) is list:
-            fields._entries[int(name)] = value
+        if not isinstance(fields._entries, tuple):
+            fields._entries[fields.keys_of[name]] = value
     else:
         values = fields._values if isinstance(fields, _Read) else fields
         if isinstance(values, dict):  # no class's, whose attributes nobody has written through it

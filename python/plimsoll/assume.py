@@ -39,6 +39,9 @@ _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
 _BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
 _OF_VALUES = frozenset("nonzero argwhere where item tolist __bool__ __int__ __float__ __index__".split())
+_UNIQUE = frozenset("unique unique_consecutive _return_inverse_and_counts _return_counts _return_output _return_inverse".split()) | frozenset(
+    "_consecutive_return_inverse_and_counts _consecutive_return_counts _consecutive_return_output _consecutive_return_inverse".split()
+)  # as PyTorch divides them by what they return
 _DRAWS = tuple("rand bernoulli normal multinomial poisson exponential uniform dropout cauchy geometric log_normal gumbel rrelu alpha_dropout feature_".split())
 _IN_PLACE = frozenset("__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split())
 
@@ -145,6 +148,11 @@ class Assumptions(TorchFunctionMode):
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         if func is Tensor.__format__ and args[0].dim() == 0 and args[1:] != ("",):  # a text for a log: values are not known
             return format(math.nan, *args[1:])
+        if func in (Tensor.__int__, Tensor.__index__) and isinstance(buffer := self._buffers.get(id(args[0])), str):
+            raise RuntimeError(
+                f"Python asks for the number in the buffer '{buffer}', as a place or a size, and a step runs no Python; keep it a tensor, as"
+                " self.queue[:, (self.pointer + torch.arange(n)) % size] = keys.T and self.pointer.copy_((self.pointer + n) % size)"
+            )
         expect_as_many(func, args)
         made = expression(func, args, kwargs or {})
         result = _float_of(args[0]) if func is Tensor.__float__ else func(*args, **(kwargs or {}))
@@ -240,11 +248,11 @@ class Assumptions(TorchFunctionMode):
     def _asked_of_made(self, func: Callable, args: tuple, kwargs: dict) -> Optional[tuple]:
         """Where Python asks for values of a tensor that depends on shapes alone: these, as (answer,)."""
         name = getattr(func, "__name__", "")
-        is_of_one = name in _OF_VALUES and len(args) == 1 and isinstance(args[0], Tensor)
-        if not is_of_one or not set(kwargs) <= {"as_tuple"} or (made := values_of(args[0])) is None:
+        is_of_one = name in _OF_VALUES and len(args) == 1 and set(kwargs) <= {"as_tuple"}
+        if not (is_of_one or name in _UNIQUE) or not args or not isinstance(args[0], Tensor) or (made := values_of(args[0])) is None:
             return None
         with untraced():
-            return (is_itself(func(made, **kwargs)),)
+            return (is_itself(func(made, *args[1:], **kwargs)),)
 
     def _note(self, func: Callable, args: tuple, kwargs: dict, result: Any, made: Optional[Made]) -> None:
         name = getattr(func, "__name__", "")

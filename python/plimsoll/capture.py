@@ -289,8 +289,12 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     first: Optional[Program] = None
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
-        division = divide(first, second, buffers, {n: changing[id(b)] for n, b in buffers.items() if id(b) in changing})
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes, is_by_size)
+        as_buffers = {n: p for n, p in parameters.items() if n in first.updates or id(p) in changing}
+        for program in (first, *([second] if second else [])):
+            program.take_for_buffers(as_buffers)
+        kept, read = {n: p for n, p in parameters.items() if n not in as_buffers}, {**buffers, **as_buffers}
+        division = divide(first, second, read, {n: changing[id(b)] for n, b in read.items() if id(b) in changing})
+        return Captured(title, training, first, second, division, inputs, kept, read, tied, known, beside, numbers, fixed, sized[0], fallback, asked, sizes, is_by_size)
 
     def exported() -> Program:
         consulted()

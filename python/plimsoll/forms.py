@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any, Collection, Mapping, Optional
+from typing import Any, Collection, Mapping, Optional, Union
 
 import torch
 from torch import Tensor
@@ -99,6 +99,14 @@ class Form:
         """What that is, by the captured network's names."""
         return {name.removeprefix("fed/") for name in self._fed}
 
+    @property
+    def live(self) -> set[int]:
+        """The ids of the module's tensors that the network is given as they are at every step."""
+        kept = self.fed | states_of(self.section).keys()
+        own = {**self.captured.buffers, **self.captured.parameters}
+        prelude = {} if self.captured.prelude.is_empty else dict(self.captured.prelude.module().named_buffers())
+        return {id(own[name]) for name in kept & own.keys()} | {id(tensor) for tensor in prelude.values()}
+
     @cached_property
     def trained(self) -> frozenset[str]:
         """Parameters that the loss's gradient reaches; in doubt it does."""
@@ -125,12 +133,13 @@ class Form:
         return [number.token() for number in self.captured.numbers]
 
     def feed(self, batch: Any, feeder: Feeder) -> None:
-        given = {**self.captured.feed(batch), **self._fed}
+        given, samples = {**self.captured.feed(batch), **self._fed}, self.captured.tensors_of(batch)[self.captured.batch_leaf].shape[0]
         try:
             for tensor in self._inputs:
                 value, dtype = given[tensor["name"]].detach(), DTYPES[tensor["dtype"]]
                 for size, ignored, what in self._ranges.get(tensor["name"], ()):
-                    _expect_below(value if value.dtype in _INTEGERS else value.to(dtype), size, ignored, what)
+                    many = size if isinstance(size, int) else samples * int(size.rpartition("*")[0] or 1)  # "batch", or a multiple of it
+                    _expect_below(value if value.dtype in _INTEGERS else value.to(dtype), many, ignored, what)
                 feeder(tensor["name"], value, dtype)
         finally:
             feeder.finish()
@@ -165,39 +174,48 @@ def _sloped(expression: str) -> set[int]:
     return found
 
 
-def _ranges(section: Document) -> dict[str, list[tuple[int, Optional[int], str]]]:
+_PLACE = "place"  # an index of x[i]
+
+
+def _ranges(section: Document) -> dict[str, list[tuple[Union[int, str], Optional[int], str]]]:
     """Of inputs that are read as labels or as rows of a table: how many there are, which label does not count, and what it is."""
     views = {op["outputs"][0]: op["inputs"][0] for op in section["ops"] if op["type"] == "Reshape"}
     shapes = {t["name"]: t["shape"] for t in section["tensors"]} | {out: s for op in section["ops"] for out, s in zip(op["outputs"], op["shapes"])}
     inputs = {t["name"] for t in section["tensors"] if t["role"] == "input"}
     result: dict[str, list] = {}
     for op in section["ops"]:
+        attributes, (table, *indices) = op.get("attributes", {}), op["inputs"] or [""]
         if op["type"] == "SoftmaxCrossEntropyForward":
-            read, size, what = op["inputs"][1], shapes[op["inputs"][0]][-1], "label"
-            ignored = op.get("attributes", {}).get("ignore_index")
+            reads = [(indices[0], shapes[table][-1], attributes.get("ignore_index"), "label")]
         elif op["type"] == "Embedding":
-            read, size, ignored, what = op["inputs"][1], shapes[op["inputs"][0]][0], None, "index"
+            reads = [(indices[0], shapes[table][0], None, "index")]
+        elif op["type"] in ("IndexSelect", "Gather"):
+            reads = [(indices[0], shapes[table][attributes["axis"]], None, _PLACE)]
+        elif op["type"] == "Index":
+            reads = [(read, size, None, _PLACE) for read, size in zip(indices, shapes[table])]
         else:
             continue
-        while read in views:
-            read = views[read]
-        if read in inputs and isinstance(size, int):
-            result.setdefault(read, []).append((size, ignored, what))
+        for read, size, ignored, what in reads:
+            while read in views:
+                read = views[read]
+            if read in inputs:
+                result.setdefault(read, []).append((size, ignored, what))
     return result
 
 
 def _expect_below(value: Tensor, size: int, ignored: Optional[int], what: str) -> None:
     if value.numel() == 0 or value.is_floating_point():
         return
+    first = -size if what == _PLACE else 0  # which may count from the end
     least, most = torch.stack(torch.aminmax(value)).tolist()
-    if 0 <= least and most < size:
+    if first <= least and most < size:
         return
-    wrong = (value < 0) | (value >= size)
+    wrong = (value < first) | (value >= size)
     if ignored is not None:
         wrong &= value != ignored
     if bool(wrong.any()):
         place = tuple(int(i) for i in wrong.nonzero()[0])
-        raise IndexError(f"the {what} {int(value[place])} at {list(place)} of the batch is out of range: there are {size}; nothing was trained")
+        raise IndexError(f"the {'index' if what == _PLACE else what} {int(value[place])} at {list(place)} of the batch is out of range: there are {size}; nothing was trained")
 
 
 def _fed_beside(section: Document, values: Mapping[str, Tensor], first: Form, own: Collection[str]) -> tuple[Document, dict[str, Tensor]]:

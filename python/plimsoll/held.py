@@ -6,9 +6,10 @@ for example, would be as they were before training; so they are of the classes b
 
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,31 @@ def let_go(tensor: Tensor, step: Any) -> None:
     if reference is not None and reference() in (step, None):
         del tensor.__dict__[_FIELD]
         tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+
+
+def leave_to_others(views: Iterable[Tensor]) -> None:
+    """Before these are written, which were a module's tensors until somebody put other memory in their place by ``parameter.data = ...``: tensors that share their
+    memory, as a backup that is put back later, get a copy of what is there."""
+    wanted = {view.untyped_storage()._cdata: view for view in views if _is_shared(view)}
+    own = {id(view) for view in wanted.values()}
+    copies: dict[int, Tensor] = {}
+    for tensor in gc.get_objects() if wanted else ():
+        if not issubclass(type(tensor), Tensor) or id(tensor) in own:
+            continue
+        try:
+            view = wanted.get(tensor.untyped_storage()._cdata)
+            if view is not None:
+                copy = copies.setdefault(id(view), view.clone())
+                tensor.data = torch.as_strided(copy.flatten().view(tensor.dtype), tensor.shape, tensor.stride(), tensor.storage_offset())
+        except (RuntimeError, NotImplementedError):  # one without a memory of its own
+            continue
+
+
+def _is_shared(view: Tensor) -> bool:
+    """Whether there are other tensors in its memory, or may be."""
+    storage = view.untyped_storage()
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is None or count(storage._cdata) > 2  # the view, and the object above
 
 
 @contextmanager

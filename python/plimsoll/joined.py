@@ -47,9 +47,10 @@ class Joined(nn.Module):
         self.leaves, self.spec = pytree.tree_flatten(batch)
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
-        self.assigned = Assigned(model, *beside.values())
+        self.assigned = Assigned(model, *beside.values(), functions=[f for f in (loss, call, outputs) if f is not None])
         self.sizes: Optional[Sizes] = None  # where what the example has may decide sizes
         self.written: set[str] = set()  # buffers that a pass has changed through .data
+        self.replaced: set[str] = set()  # parameters in whose place a pass has put others
 
     def forward(self, *tensors: Tensor):
         with noting_names():
@@ -64,9 +65,10 @@ class Joined(nn.Module):
             tensor._plimsoll_depends = True  # type: ignore[attr-defined]
         is_of_batch(tensors)
         note_gradients(torch.is_grad_enabled())
-        buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in self.named_buffers()}
+        frozen = ((name, parameter) for name, parameter in self.named_parameters() if not parameter.requires_grad)  # which may be written as buffers are
+        buffers = {name.removeprefix(WRAPPED): buffer for name, buffer in itertools.chain(self.named_buffers(), frozen)}
         variables = self.beside[self.loose].in_place() if self.loose else nullcontext()
-        with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *buffers.values()], has_fixed(self.leaves), buffers, self.sizes) as assumed:
+        with self._noting_calls(), in_place(self.numbers, moved), variables, Assumptions([*tensors, *self.parameters(), *self.buffers()], has_fixed(self.leaves), buffers, self.sizes) as assumed:
             self.assigned.begin()
             output = self.call(self.model, batch)
             loss = self._loss_of(output, batch) if self.loss is not None else loss_of(output)

@@ -23,6 +23,10 @@ class Number:
         value = get()
         self._form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
 
+    @property
+    def is_tensor(self) -> bool:
+        return self._form is not None
+
     def now(self) -> Tensor:
         value = self._get()
         if self._form is not None:
@@ -57,8 +61,16 @@ def of_dictionary(name: str, values: Mapping[str, Any], key: str) -> Number:
     return Number(name, lambda: values.get(key), lambda value: values.__setitem__(key, value))  # type: ignore[attr-defined]
 
 
-def of_list(name: str, values: list, place: int) -> Number:
-    return Number(name, lambda: values[place] if place < len(values) else None, lambda value: values.__setitem__(place, value))
+def of_entry(name: str, entries: Any, place: Any) -> Number:
+    """Of a list, or of a dictionary of any keys."""
+
+    def get() -> Any:
+        try:
+            return entries[place]
+        except LookupError:
+            return None
+
+    return Number(name, get, lambda value: entries.__setitem__(place, value))
 
 
 def of_cell(name: str, cell: Any) -> Number:

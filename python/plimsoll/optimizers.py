@@ -76,7 +76,9 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         raise TypeError(
             f"plimsoll trains by torch.optim.{', '.join(known.__name__ for known in _KINDS)}, transformers' Adafactor and the Lion of timm and lion_pytorch,"
             f" not by {type(optimizer).__module__}."
-            f"{type(optimizer).__qualname__}. What another does beside such updates, as Lookahead's average of weights, can be done to the parameters between steps"
+            f"{type(optimizer).__qualname__}. What another does beside such updates, as Lookahead's average of weights, can be done to the parameters between steps;"
+            " what takes a gradient elsewhere first, as SAM, within the loss: g = torch.autograd.grad(first_loss, parameters), then"
+            " torch.func.functional_call(model, {name: p + (rho * g / norm).detach() ...}, inputs), and the optimizer that SAM would be given"
         )
     return kind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 import torch
@@ -65,7 +66,8 @@ class Prelude:
         made: dict[int, Node] = {}
         leaves = {i: source.leaf for i, source in program.sources.items() if source.kind == "input"}
         for i in sorted(leaves, key=lambda i: leaves[i]):
-            made[i] = graph.placeholder(captured.inputs[leaves[i]].replace(".", "_"))
+            name = captured.inputs[leaves[i]].replace(".", "_")
+            made[i] = graph.placeholder(name if name.isidentifier() and not iskeyword(name) else f"input_{leaves[i]}")
         targets = [*division.prelude, *division.dynamic.values()]
         for i in self._closure(targets):
             if i in made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import operator
 import re
@@ -11,7 +12,7 @@ import warnings
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -72,6 +73,12 @@ class Program:
         """What stands for a buffer as it is before the step."""
         return self.nodes[next(i for i, source in self.sources.items() if source.kind == "buffer" and source.name == name)]
 
+    def take_for_buffers(self, parameters: Collection[str]) -> None:
+        """Those that a forward pass writes into: this one, or another of the same step."""
+        for source in self.sources.values():
+            if source.kind == "parameter" and source.name in parameters:
+                source.kind = "buffer"
+
     def name_inputs(self, names: Sequence[str]) -> None:
         for source in self.sources.values():
             if source.kind == "input":
@@ -103,12 +110,14 @@ def _operators_asked_once() -> Iterator[None]:
         export_utils._materialize_cpp_cia_ops = ask
 
 
-def _detach_without_gradient(module: GraphModule) -> None:
+def _detach_without_gradient(module: GraphModule, as_buffers: Collection[str] = ()) -> None:
     """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself; and a copy behind a detach that something is
-    written into, since decomposing would detach what was written as well."""
+    written into, since decomposing would detach what was written as well. ``as_buffers``: names of parameters that are written as buffers are."""
     graph = module.graph
+    for node in graph.find_nodes(op="placeholder"):
+        node.meta[_AS_BUFFER] = node.name in as_buffers
     for node in list(graph.nodes):
-        if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
+        if not _is_without_gradient(node):
             continue
         into = _written_in(module, node)
         written = {base: x for base, x in into.items() if _is_of_buffer(x)}
@@ -128,12 +137,17 @@ def _detach_without_gradient(module: GraphModule) -> None:
             detached.meta = dict(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
         for x in into.values():  # in parts
+            whole = _whole_of(x)
+            if x in written.values() or not _is_of_parameters(whole):
+                continue
             order = {n: i for i, n in enumerate(graph.nodes)}
-            after = [user for user in x.users if order[user] > order[node]]
-            if after and x not in written.values() and _is_of_parameters(x):
-                straight = _passed_straight(graph, node, x, None)
+            after = [user for user in whole.users if order.get(user, -1) > order[node]]
+            views = list(_views_read_after(whole, order, order[node]))
+            if after or views:
+                straight = _passed_straight(graph, node, whole, None)
                 for user in after:
-                    user.replace_input_with(x, straight)
+                    user.replace_input_with(whole, straight)
+                _take_again(graph, views, whole, straight)
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.detach.default:
@@ -141,13 +155,15 @@ def _detach_without_gradient(module: GraphModule) -> None:
         writers = sorted(_writers(node), key=order.__getitem__)
         if not writers or _is_of_buffer(node):
             continue
-        x: Any = node.args[0]
+        x = _whole_of(node.args[0])
         after = [user for user in x.users if order.get(user, -1) > order[writers[0]]]
-        if after:  # what was written there is read in the tensor itself
-            if _is_of_parameters(x) and all(order[user] > order[writers[-1]] for user in after):
+        views = list(_views_read_after(x, order, order[writers[0]]))
+        if after or views:  # what was written there is read in the tensor itself
+            if _is_of_parameters(x) and all(order.get(user, -1) > order[writers[-1]] for user in itertools.chain(after, *(readers for _, readers in views))):
                 straight = _passed_straight(graph, node, x, None, writers[-1])
                 for user in after:
                     user.replace_input_with(x, straight)
+                _take_again(graph, views, x, straight)
             continue
         with graph.inserting_after(node):
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -156,20 +172,68 @@ def _detach_without_gradient(module: GraphModule) -> None:
     module.recompile()
 
 
+def _views_read_after(x: Node, order: Mapping[Node, int], at: int) -> Iterator[tuple[list[Node], list[Node]]]:
+    """Views of a tensor that were taken before a place, and that something reads behind it: each as the chain of views that leads there, with its readers."""
+    chains = [[user] for user in x.users if _is_view_of(user, x) and order.get(user, at) < at]
+    while chains:
+        chain = chains.pop()
+        readers = [user for user in chain[-1].users if order.get(user, -1) > at]
+        if readers:
+            yield chain, readers
+        chains += [[*chain, user] for user in chain[-1].users if _is_view_of(user, chain[-1]) and order.get(user, at) < at]
+
+
+def _whole_of(x: Any) -> Node:
+    """What a view is of."""
+    while x.op == "call_function" and x.args and _is_view_of(x, x.args[0]):
+        x = x.args[0]
+    return x
+
+
+def _is_view_of(node: Node, x: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.arguments or not node.args or node.args[0] is not x:
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write and node.target is not torch.ops.aten.detach.default
+
+
+def _take_again(graph: Any, views: Sequence[tuple[list[Node], list[Node]]], x: Node, straight: Node) -> None:
+    """Views are of another tensor from now on for those that read them."""
+    for chain, readers in views:
+        before, made = x, straight
+        for view in chain:
+            with graph.inserting_after(made):
+                copy = graph.node_copy(view, lambda n, before=before, made=made: made if n is before else n)
+            before, made = view, copy
+        for reader in readers:
+            reader.replace_input_with(chain[-1], made)
+
+
+def _is_without_gradient(node: Node) -> bool:
+    """Whether a node is a region under ``torch.no_grad()``."""
+    return node.op == "call_function" and str(node.target) == "wrap_with_set_grad_enabled" and not node.args[0]
+
+
 def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
     """What is written in a region: the placeholders inside, and what they are outside."""
     graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
     outside = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:]))
-    written = {}
+    return {base: outside[base] for base in _written_by(graph) if isinstance(outside.get(base), Node)}
+
+
+def _written_by(graph: Any) -> Iterator[Any]:
+    """What operators of a graph write into; of views, what these are of."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not schema.arguments or not node.args:
             continue
         formal = schema.arguments[0]
-        base = _base_of(node.args[0])
-        if formal.alias_info is not None and formal.alias_info.is_write and isinstance(outside.get(base), Node):
-            written[base] = outside[base]
-    return written
+        if formal.alias_info is not None and formal.alias_info.is_write:
+            yield _base_of(node.args[0])
+
+
+_AS_BUFFER = "plimsoll_as_buffer"  # in what is noted of a placeholder
 
 
 def _written_anew(graph: Any, region: Node, buffer: Node) -> Node:
@@ -190,7 +254,7 @@ def _is_of_parameters(node: Any) -> bool:
         if n in seen or not isinstance(n, Node) or n.target is torch.ops.aten.detach.default or not _is_floating(n):
             continue
         seen.add(n)
-        if n.op == "placeholder" and n.name.startswith("p_"):
+        if n.op == "placeholder" and n.name.startswith("p_") and not n.meta.get(_AS_BUFFER):
             return True
         waiting.extend(n.all_input_nodes)
     return False
@@ -248,7 +312,7 @@ def _is_of_buffer(node: Node) -> bool:
         if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
             return False
         node = node.all_input_nodes[0]
-    return node.op == "placeholder" and node.name.startswith(("b_", "c_"))
+    return node.op == "placeholder" and (node.name.startswith(("b_", "c_")) or node.meta.get(_AS_BUFFER, False))
 
 
 def _writers(node: Node) -> list[Node]:
@@ -308,7 +372,8 @@ def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
             if left:
                 left.plant()
                 watch.told += _carried(step, tensors, left)
-            _detach_without_gradient(exported.graph_module)
+            as_buffers = _written_as_buffers(step)
+            _detach_without_gradient(exported.graph_module, {name for name, target in exported.graph_signature.inputs_to_parameters.items() if target in as_buffers})
             with _operators_asked_once():
                 decomposed = exported.run_decompositions(decompositions())
     except WrongResult:
@@ -331,7 +396,8 @@ _REREADING = frozenset("mul.Tensor div.Tensor pow.Tensor_Tensor mm.default bmm.d
 def _read_before(exported: ExportedProgram, written: set[str]) -> list[UnsupportedOp]:
     """Buffers that are changed through .data after an operator that is to be derived has read them: PyTorch, which does not see the change, derives by other values."""
     told = []
-    for node, target in exported.graph_signature.inputs_to_buffers.items():
+    signature = exported.graph_signature
+    for node, target in [*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items()]:
         if target.removeprefix(WRAPPED) not in written:
             continue
         for reader in _readers(next(n for n in exported.graph.nodes if n.name == node)):
@@ -354,28 +420,30 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _is_derived(exported: ExportedProgram, node: Node) -> bool:
     """Whether a gradient comes back to a node, and goes on from it to a parameter."""
-    signature = exported.graph_signature
-    loss = next(spec.arg.name for spec in signature.output_specs if spec.kind == OutputKind.USER_OUTPUT)
-    forward, backward = [node], [node]
-    seen: set[Node] = set()
-    reaches = False
-    while forward and not reaches:
-        n = forward.pop()
-        value = n.meta.get("val")
-        if n in seen or n.target is torch.ops.aten.detach.default or (isinstance(value, Tensor) and not value.is_floating_point()):
-            continue
-        seen.add(n)
-        reaches = n.name == loss
-        forward.extend(n.users)
-    seen = set()
-    while reaches and backward:
+    backward, seen = [node] if _reaches_loss(exported, node) else [], set()
+    while backward:
         n = backward.pop()
         if n in seen or n.target is torch.ops.aten.detach.default:
             continue
         seen.add(n)
-        if n.name in signature.inputs_to_parameters:
+        if n.name in exported.graph_signature.inputs_to_parameters:
             return True
         backward.extend(n.all_input_nodes)
+    return False
+
+
+def _reaches_loss(exported: ExportedProgram, node: Node) -> bool:
+    """Whether a gradient of the loss comes back to a node."""
+    loss = next(spec.arg.name for spec in exported.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT)
+    forward, seen = [node], set()
+    while forward:
+        n = forward.pop()
+        if n in seen or n.target is torch.ops.aten.detach.default or not _is_floating(n):
+            continue
+        if n.name == loss:
+            return True
+        seen.add(n)
+        forward.extend(n.users)
     return False
 
 
@@ -433,22 +501,32 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
     updates, results = {}, []
+    inputs = {target: nodes[by_name[name]] for name, target in signature.inputs_to_parameters.items()}
+    written = {target for target in _written_as_buffers(step) & inputs.keys() if target not in step.replaced or not _reaches_loss(exported, inputs[target])}
     places = {node: i for i, node in enumerate(nodes)}
     for spec, node in zip(signature.output_specs, nodes[-1].args[0]):  # type: ignore[arg-type]  # nodes may be others than those that the signature names
         if spec.kind == OutputKind.BUFFER_MUTATION:
             updates[spec.target.removeprefix(WRAPPED)] = places[node]  # type: ignore[index, union-attr]
+        elif spec.kind == OutputKind.PARAMETER_MUTATION and spec.target in written:
+            updates[names[spec.target]] = places[node]  # type: ignore[index]
         elif spec.kind == OutputKind.USER_OUTPUT:
             results.append(places[node])  # type: ignore[index]
         elif spec.kind != OutputKind.TOKEN:
             told = str(spec.target).removeprefix(WRAPPED)
             if spec.kind == OutputKind.PARAMETER_MUTATION:
-                reason = f"the model changes its parameter '{told}' in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps"
+                reason = f"the model changes its parameter '{told}', which is trained, in its forward pass; compute with what it would be, as with self.weight * self.mask, and leave it as it is; a moving average of weights can be made between steps"
             else:
                 number = int(told.rpartition("_")[2]) + 1 if told.rpartition("_")[2].isdigit() else ""
                 reason = f"the model, or the loss, writes into tensor {number} of the batch (x.mul_(...), x[...] = ..., inplace=True); write into a copy, x.clone()"
             raise Unsupported([UnsupportedOp("torch.export", "", "", reason)])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
+
+
+def _written_as_buffers(step: Joined) -> set[str]:
+    """Parameters that a forward pass may write into as into a buffer: frozen ones, as a moving average of others, and those in whose place it puts others, which
+    the optimizer does not know."""
+    return step.replaced | {name for name, parameter in step.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
 
 def _drawn_by_its_own(node: Node) -> UnsupportedOp:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import enum
 import functools
 import hashlib
+import pickle
+import random
 import sys
 import sysconfig
 import threading
 import warnings
+from collections import deque
 from argparse import Namespace
 from contextlib import contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
@@ -31,9 +36,19 @@ from .values import has_values
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_LEAVES = (enum.Enum, np.generic, complex, bytes, range)
+_CONTAINERS = (dict, list, tuple, deque)
+_HASHED = 1 << 16  # elements of an array, or of a tensor within a value, that is looked at before every step
 _MOST = 64  # entries of a list or a dictionary, and of a tensor that is looked at before every step
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
-_ABSENT = object()
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
 _TORCH, _PLIMSOLL = (str(Path(file).parent) + "/" for file in (torch.__file__, __file__))
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _MOVES = 3  # values of a number after which it is tried as an input
@@ -46,6 +61,7 @@ class _Seen(set):  # type: ignore[type-arg]
     def __init__(self, *wholes: Any) -> None:
         super().__init__()
         self.own = {id(part) for whole in wholes if isinstance(whole, nn.Module) for part in whole.modules()}
+        self.parts: dict[int, tuple[Any, frozenset]] = {}  # containers and objects whose entries are looked at by themselves, by their ids: these, and the keys
         self.modules: list[tuple[str, nn.Module]] = []  # others that were met, by the names that led there
         self.of_packages: set[int] = set()  # ids of the attributes of objects whose class is an installed package's, or derives from one
 
@@ -101,6 +117,7 @@ def _owners(model: nn.Module, functions: tuple, seen: _Seen) -> Iterator[tuple[s
             if title != "model" and not isinstance(part, nn.Module) and not all(_is_users(c.__module__) for c in type(part).__mro__[:-1]):
                 seen.of_packages.add(id(fields))
             yield (name if title == "model" else f"{title}.{name}").strip(".") or title, fields
+            yield (name if title == "model" else f"{title}.{name}").strip(".") or title, _Methods(part)
             if isinstance(part, nn.Module) and id(part) not in seen.own:
                 yield f"{title}.{name}".strip("."), _Mode(part)
             if isinstance(part, nn.Module):
@@ -142,12 +159,16 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
                     yield f"{told}.{path}".strip("."), fields
                     if fields is vars(module):
                         yield f"{told}.{path}".strip("."), _Mode(module)
-    elif type(value) in (dict, list, tuple) or isinstance(value, dict):
+                        yield f"{told}.{path}".strip("."), _Methods(module)
+    elif isinstance(value, _CONTAINERS):
         seen.add(id(value))
-        if type(value) not in (dict, list, tuple):  # one whose entries are attributes, too
+        by_names = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        if by_names and type(value) is not dict:  # one whose entries are attributes, too
             yield told, value
-        elif _holds_tensors(value) or (type(value) is dict and depth < 3 and 0 < len(value) <= _MOST):
-            yield told, value if type(value) is dict else _Entries(value)
+            seen.parts[id(value)] = value, frozenset(value)
+        elif _holds_tensors(value) or (isinstance(value, dict) and depth < 3 and 0 < len(value) <= _MOST):
+            yield told, value if by_names else _Entries(value)
+            seen.parts[id(value)] = value, frozenset(value if isinstance(value, dict) else range(len(value)))
         if len(value) <= _MOST:
             for key, entry in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
@@ -156,11 +177,14 @@ def _inside(told: str, value: Any, seen: _Seen, depth: int = 3) -> Iterator[tupl
         if dataclasses.is_dataclass(value) and not _is_users(type(value).__module__):
             seen.of_packages.add(id(vars(value)))
         yield told, vars(value)
+        seen.parts[id(value)] = value, frozenset(vars(value))
+        yield told, _Methods(value)
         yield from _of_class(type(value), seen)
         for key, entry in list(vars(value).items()):
             yield from _inside(f"{told}.{key}", entry, seen, depth - 1)
     elif _is_users(type(value).__module__) and (slots := _Slots(value)):
         seen.add(id(value))
+        seen.parts[id(value)] = value, frozenset(slots)
         yield told, slots
         yield from _of_class(type(value), seen)
         for key, entry in slots.items():
@@ -239,19 +263,24 @@ def _of_function(title: str, function: FunctionType, seen: _Seen, depth: int = 3
 
 
 def _holds_tensors(value: Any) -> bool:
-    entries = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+    entries = list(value.values() if isinstance(value, dict) else value)
     return 0 < len(entries) <= _MOST and any(isinstance(entry, (Tensor, nn.Module)) for entry in entries)
 
 
 class _Entries(dict):  # type: ignore[type-arg]
-    """Those of a list."""
+    """Those of a list, or of a dictionary whose keys are no names."""
 
     def __init__(self, entries: Any):
-        super().__init__({str(i): entry for i, entry in enumerate(entries)})
+        pairs = list(entries.items() if isinstance(entries, dict) else enumerate(entries))
+        super().__init__({str(key): entry for key, entry in pairs})
+        self.keys_of = {str(key): key for key, _ in pairs}
         self._entries = entries
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._entries[int(name)] if int(name) < len(self._entries) else default
+        try:
+            return self._entries[self.keys_of[name]]
+        except LookupError:
+            return default
 
 
 class _Read(dict):  # type: ignore[type-arg]
@@ -294,6 +323,24 @@ class _Mode(dict):  # type: ignore[type-arg]
         return self._module.training
 
 
+class _Methods(dict):  # type: ignore[type-arg]
+    """Methods of the user's classes that an object has not of its own: ``model.encode = ...`` puts another one in the place of its class's."""
+
+    def __init__(self, owner: Any):
+        found = (name for c in type(owner).__mro__ if _is_users(c.__module__) for name, value in vars(c).items() if isinstance(value, FunctionType))
+        super().__init__({name: None for name in found if name not in vars(owner) and name not in ("forward", *_NOT_CALLED)})
+        self._fields = vars(owner)
+
+    def items(self) -> Any:
+        return [(name, self.get(name)) for name in self]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._fields.get(name, _ABSENT)
+
+
+_NOT_CALLED = ("__init__", "__repr__", "extra_repr")  # by a forward pass
+
+
 class _Cells(dict):  # type: ignore[type-arg]
     """Variables of a closure."""
 
@@ -312,9 +359,95 @@ class _Cells(dict):  # type: ignore[type-arg]
 
 
 def _kind(fields: Any, name: str, value: Any) -> bool:
+    if type(fields) is _Methods:
+        return True
     if not isinstance(name, str) or (name in _OWN and type(fields) is not _Mode) or name.startswith("__") or isinstance(value, UninitializedTensorMixin):
         return False
-    return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor, nn.Module)) or _is_short(value)
+    return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor, nn.Module)) or _is_short(value) or _is_whole(value)
+
+
+def _is_whole(value: Any) -> bool:
+    """A value that is looked at as a whole: an array, a set, a list of lists, an object that another may be put in the place of."""
+    if isinstance(value, (*_LEAVES, type, np.ndarray, set, frozenset, MethodType, functools.partial, *_CONTAINERS)):
+        return not _is_short(value)
+    return not isinstance(value, (nn.Module, Tensor)) and (_has_attributes(value) or (_is_users(type(value).__module__) and hasattr(type(value), "__slots__")))
+
+
+class _Whole:
+    """What such a value consists of, as it was. ``parts``: those of its parts that are looked at by themselves."""
+
+    def __init__(self, value: Any, parts: Mapping[int, tuple[Any, frozenset]]):
+        self._kept: list = []  # what is told apart by where it lies
+        self._parts = parts
+        self.form = self._form(value, 4)
+        self._is_leaf = isinstance(value, _LEAVES)
+        self._plain = repr(value) if self._is_leaf or _is_of_plain(value) else None
+        known, keys = parts.get(id(value), (None, frozenset()))
+        self._known = (value, len(keys)) if known is value and known is not None and _length_of(value) == len(keys) else None
+
+    def is_untouched(self, now: Any) -> bool:
+        """Where that is quickly told."""
+        if self._known is not None:
+            return now is self._known[0] and _length_of(now) == self._known[1]
+        return self._plain is not None and (self._is_leaf or _length_of(now) <= _MOST) and repr(now) == self._plain
+
+    def _form(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _PLAIN):
+            return type(value).__name__, value if value == value else "nan"
+        if isinstance(value, _LEAVES):
+            return type(value).__name__, repr(value)
+        if isinstance(value, Tensor):
+            is_small = value.numel() <= _HASHED
+            return "tensor", tuple(value.shape), _text(value) if is_small else (self._place(value), _version(value))
+        if isinstance(value, np.ndarray):
+            return "array", value.shape, value.dtype.str, hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest() if value.size <= _HASHED and not value.dtype.hasobject else self._place(value)
+        if isinstance(value, MethodType):
+            return "method", self._place(value.__func__), self._place(value.__self__)
+        if depth == 0 or isinstance(value, (nn.Module, type, *_FUNCTIONS)):
+            return "at", self._place(value)
+        if isinstance(value, functools.partial):
+            return "partial", *(self._form(part, depth - 1) for part in (value.func, value.args, value.keywords))
+        if isinstance(value, (set, frozenset)):
+            return "set", len(value) if len(value) > _MOST else tuple(sorted(repr(self._form(entry, depth - 1)) for entry in value))
+        known, keys = self._parts.get(id(value), (None, frozenset()))
+        known_keys = keys if known is value else frozenset()
+        entries = _entries_of(value)
+        if entries is None:
+            return (type(value).__name__,)
+        return type(value).__name__, self._place(value) if known is value else None, tuple((repr(key), self._form(entry, depth - 1)) for key, entry in entries if key not in known_keys)
+
+    def _place(self, value: Any) -> int:
+        self._kept.append(value)
+        return id(value)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Whole) and self.form == other.form
+
+    def __repr__(self) -> str:
+        return self._plain if self._is_leaf else f"{self.form[0]} ({hashlib.blake2b(repr(self.form).encode(), digest_size=8).hexdigest()})"
+
+
+def _is_of_plain(value: Any, depth: int = 4) -> bool:
+    """Whether a container consists of values that a text tells all of."""
+    if isinstance(value, (*_PLAIN, *_LEAVES)):
+        return True
+    if not isinstance(value, (*_CONTAINERS, set, frozenset)) or depth == 0 or len(value) > _MOST:
+        return False
+    return all(_is_of_plain(entry, depth - 1) for entry in (value.values() if isinstance(value, dict) else value))
+
+
+def _length_of(value: Any) -> int:
+    """How many entries, or attributes, there are."""
+    if isinstance(value, (*_CONTAINERS, set, frozenset)):
+        return len(value)
+    return len(vars(value)) if _has_attributes(value) else len(_Slots(value)) if _is_users(type(value).__module__) else 0
+
+
+def _entries_of(value: Any) -> Optional[list[tuple[Any, Any]]]:
+    """Of a container or an object, by keys or names; None of a long one."""
+    if not isinstance(value, _CONTAINERS):
+        value = vars(value) if _has_attributes(value) else _Slots(value) if _is_users(type(value).__module__) else {}
+    return None if len(value) > _MOST else list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
 def _is_short(value: Any) -> bool:
@@ -373,10 +506,12 @@ def _text(tensor: Tensor) -> str:
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _held(value: Any) -> Any:
+def _held(value: Any, parts: Mapping[int, tuple[Any, frozenset]]) -> Any:
     """A value that stays as it is where what it comes from changes."""
     if isinstance(value, Tensor):
         return _Values(value)
+    if _is_whole(value):
+        return _Whole(value, parts)
     return dict(value) if type(value) is dict else list(value) if type(value) is list else value
 
 
@@ -435,12 +570,12 @@ class Settings:
     def __init__(self, model: nn.Module, *functions: Optional[Callable], without: Iterable[Tensor] = ()):
         own = {id(parameter) for module in (model, *modules_beside(model, *functions).values()) for parameter in module.parameters()} | {id(t) for t in without}
         seen = _Seen(model, *functions)
-        self._places = [
-            (owner, fields, name) for owner, fields in _owners(model, functions, seen) for name, value in list(fields.items()) if _kind(fields, name, value) and id(value) not in own
-        ]
-        self._of_packages = seen.of_packages
+        named = [(owner, fields, name, value) for owner, fields in _owners(model, functions, seen) for name, value in list(fields.items())]
+        self._places = [(owner, fields, name) for owner, fields, name, value in named if _kind(fields, name, value) and id(value) not in own]
+        self._generators = [value for *_, value in named if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState))]
+        self._of_packages, self._parts = seen.of_packages, seen.parts
         self._modes = [fields for _, fields, _ in self._places if isinstance(fields, _Mode)]
-        self._first = [_held(value) for value in self._now()]
+        self._first = [_held(value, self._parts) for value in self._now()]
         self._last = list(self._first)
         self._told: set[int] = set()
         self._met: dict[int, set] = {}  # of numbers, by place: the values that they have had since
@@ -449,6 +584,10 @@ class Settings:
         self._stay: set[int] = set()  # ids of places of numbers that are no tensors to Python
         self.changing: dict[int, bool] = {}  # buffers that steps change, by their ids; whether the core does
         self.moved: list[moving.Number] = []  # and tensors: those that the network is given with every batch
+
+    def generators(self) -> list[bytes]:
+        """The states of generators of random numbers that are the user's own, of Python or numpy."""
+        return [pickle.dumps(generator) for generator in self._generators]
 
     def _now(self) -> list:
         return [fields.get(name, _ABSENT) for _, fields, name in self._places]
@@ -467,6 +606,8 @@ class Settings:
 
     def _is_as(self, i: int, held: list, now: Any) -> bool:
         before = held[i]
+        if isinstance(before, _Whole):
+            return _is_whole(now) and before == _Whole(now, self._parts)
         if not isinstance(before, _Values):
             return _same(before, now)
         return isinstance(now, Tensor) and (before.is_untouched(now) or before == _Values(now))
@@ -475,12 +616,12 @@ class Settings:
         found = []
         for i, now in enumerate(self._now()):
             before = self._first[i]
-            if before is now or (isinstance(before, _Values) and before.is_untouched(now)):
+            if before is now or (isinstance(before, (_Values, _Whole)) and before.is_untouched(now)):
                 continue
             if not self._is_as(i, self._last, now):
-                self._last[i] = _held(now)
-                if isinstance(now, _FUNCTIONS):
-                    self._met_functions.append(now)
+                self._last[i] = _held(now, self._parts)
+                if isinstance(now, _FUNCTIONS) or isinstance(self._last[i], _Whole):
+                    self._met_functions.append(self._last[i])
             elif isinstance(now, Tensor):
                 self._last[i].meets(now)
             if not _same(before, self._last[i]):
@@ -522,11 +663,11 @@ class Settings:
         """It cannot be moved."""
         self._stay.update(id(self._places[i]) for i in places)
 
-    def forget_unread(self, known: tuple, names: set[str]) -> None:
-        """Of what has changed since ``known`` was the key, without a difference to the network: tensors, whose values the network is given, and what Python's code did not
-        name. The rest may make a difference yet: a counter that is compared."""
+    def forget_unread(self, known: tuple, names: set[str], live: Collection[int]) -> None:
+        """Of what has changed since ``known`` was the key, without a difference to the network: tensors that the network is given as they are (``live``, by their ids), and what
+        Python's code did not name. The rest may make a difference yet: a counter that is compared, a tensor of which only the signs count."""
         changed = [i for i, part in zip(self.changed(), self.key()) if part not in known]
-        compared = [i for i in changed if self._places[i][2] in names and not isinstance(self._last[i], _Values)]
+        compared = [i for i in changed if self._is_named(i, names) and not (isinstance(self._last[i], _Values) and id(self._last[i].tensor) in live)]
         told = [(self._name(i), id(self._places[i])) for i in compared if id(self._places[i]) not in self._compared]
         self._compared.update(place for _, place in told)
         self.forget(set(changed) - set(compared))
@@ -535,6 +676,11 @@ class Settings:
                 f"{name} has changed, which makes no difference to the network, but Python's code reads it: the network is captured anew for each of its values, which"
                 " takes seconds. Leave it out of the forward pass and of the loss, or make it a tensor of the batch", stacklevel=2,
             )
+
+    def _is_named(self, i: int, names: set[str]) -> bool:
+        """Whether Python's code may read what stands at a place: entries may be read without being named."""
+        _, fields, name = self._places[i]
+        return name in names or isinstance(fields, _Entries) or (id(fields) in self._parts and isinstance(self._last[i], _Values))
 
     def forget_unnamed(self, names: set[str]) -> None:
         """What of a trainer, or another object of an installed package, Python's code did not name."""
@@ -573,9 +719,10 @@ def _number(name: str, fields: Any, key: str) -> Optional[tuple[tuple, moving.Nu
     if isinstance(fields, _Cells):
         return (id(fields[key]),), moving.of_cell(name, fields[key])
     if isinstance(fields, _Entries):
-        return ((id(fields._entries), key), moving.of_list(name, fields._entries, int(key))) if type(fields._entries) is list else None
+        entries, place = fields._entries, fields.keys_of[key]
+        return None if isinstance(entries, tuple) else ((id(entries), key), moving.of_entry(name, entries, place))
     values = fields._values if isinstance(fields, _Read) else fields
-    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, _Mode) else None
+    return ((id(values), key), moving.of_dictionary(name, values, key)) if isinstance(values, dict) and not isinstance(values, (_Mode, _Methods)) else None
 
 
 def _told(value: Any) -> str:

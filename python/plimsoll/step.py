@@ -22,12 +22,13 @@ import math
 import operator
 import os
 import random
+import re
 import sys
 import threading
 import warnings
 import weakref
 import zipfile
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
@@ -41,10 +42,10 @@ from .capture import Captured, capture
 from .convert import convert
 from .feeding import Feeder, gpu_of
 from .values import as_reals, has_values, shaped_like
-from .errors import Unsupported, UnsupportedOp
+from .errors import Error, Unsupported, UnsupportedOp
 from .fixed import found_fixed, with_fixed
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of, states_of as states_in, tensors_of_key
-from .held import hold, is_held, let_go, untouched
+from .held import hold, is_held, leave_to_others, let_go, untouched
 from .infeasible import Infeasible, told_apart
 from .interrupts import interruptible
 from .joined import training_modes
@@ -120,6 +121,17 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return _Hook, ()
+
+
+@contextmanager
+def _out_of_range() -> Iterator[None]:
+    """An index that the core finds out of range is PyTorch's error."""
+    try:
+        yield
+    except Error as error:
+        if re.match(r"row \d+ of the indices is -?\d+", str(error)):
+            raise IndexError(f"{error}; nothing was trained") from None
+        raise
 
 
 class _Progress:
@@ -356,7 +368,7 @@ class Step:
         self._runs += 1
         ended = False
         try:
-            with self._unplanned:
+            with self._unplanned, _out_of_range():
                 ahead = following is not None and self._core.has_second_buffer and self._key(following) == key
                 loss = self._run_and_feed(rates, batches, following) if ahead else self._core.run(rates, batches)
             ended = True
@@ -471,12 +483,17 @@ class Step:
     def _take_replaced(self) -> None:
         """What lies elsewhere since somebody wrote parameter.data = ...: its values are taken over, and it is in the arena again."""
         with untouched():
-            for name, place in self._places.items():
-                tensor = self._captured.parameters.get(name, self._captured.buffers.get(name))
-                if tensor is None or tensor.data_ptr() == place or is_held(tensor):
-                    continue
-                self._set(name, tensor)
-                view = self._view(name)
+            tensors = {name: self._captured.parameters.get(name, self._captured.buffers.get(name)) for name in self._places}
+            replaced = {name: t for name, t in tensors.items() if t is not None and t.data_ptr() != self._places[name] and not is_held(t)}
+            if not replaced:
+                return
+            views = {name: self._view(name) for name in replaced}
+            ours = set(self._places.values())
+            values = {name: t.detach().clone() if t.data_ptr() in ours else t for name, t in replaced.items()}  # p.data, q.data = q.data, p.data
+            leave_to_others(views.values())
+            for name, tensor in replaced.items():
+                self._set(name, values[name])
+                view = views[name]
                 if tensor.device.type == "cpu" and as_reals(tensor).dtype == view.dtype:
                     tensor.data = shaped_like(view, tensor)
                 else:
@@ -521,7 +538,7 @@ class Step:
         if form.is_fed:
             self._sync_module()
         form.feed(batch, Feeder(self._core, self._gpu, number))
-        with self._unplanned:
+        with self._unplanned, _out_of_range():
             return self._core.evaluate(number)
 
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
@@ -590,7 +607,7 @@ class Step:
         """Where a number of the model has changed, and the network has not: a number that Python's code does not name (``names``) is not looked at again."""
         found = next(((key, known) for key, known in self._alike(self._shapes, batch) if not form.captured.sizes and same_network(form, known[0])), None)
         if found is not None:
-            self._settings.forget_unread(found[0], names)
+            self._settings.forget_unread(found[0], names, found[1][0].live)
             self._shapes[self._key(batch)] = found[1]
             return found[1]
         self._settings.forget_unnamed(names)
@@ -650,8 +667,8 @@ class Step:
             convert(captured, label_dtype="i32")
         except Exception:
             return self._settings.stays(places)
-        if not captured.numbers_read[-1]:
-            return self._settings.stays(places)
+        if not captured.numbers_read[-1]:  # a number may have been asked whether it is one
+            return self._settings.forget(places) if number.is_tensor else self._settings.stays(places)
         self._settings.move(number, places)
         for number in {number for _, number in self._shapes.values()} - {0, self._in_use}:  # which have it as it was
             self._core.forget_shape(number)
@@ -1213,14 +1230,15 @@ def compile(
         _expect_values(model)
         loose = Loose(_trained(optimizer), model, loss, call, outputs)
         settings = Settings(model, loss, call, without=loose.parameters())
-        generators = _generators()
+        generators, own = _generators(), settings.generators()
         with names_read() if settings.reads_packages else nullcontext(set()) as names:
             (captured, converted, groups), fixed = found_fixed(largest, lambda batch: _captured(model, optimizer, loss, batch, outputs, call, fallback, loose))
+        drawn = generators != _generators() or own != settings.generators()
         settings.forget_unnamed(names)
         _expect_alone(captured, ranks)
         if captured.sizes:
             warnings.warn("whether masks hold anywhere, or at how many places, decides what the network is: batches in which it is otherwise get plans of their own", stacklevel=2)
-        if generators != _generators():
+        if drawn:
             warnings.warn(
                 "the model or the loss draws random numbers of Python or numpy: what they were at compile they are in every step. Draw them"
                 " by torch, or give them with the batch", stacklevel=2,

@@ -118,8 +118,9 @@ class Watch:
     def __init__(self, step: nn.Module):
         self.told: list[UnsupportedOp] = []
         self.replaced: dict[str, UnsupportedOp] = {}
+        self._step = step
         self._names = {id(module): name for name, module in step.named_modules()}
-        self._assigned: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}  # buffers with another tensor in their place, and what was there
+        self._assigned: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}  # buffers and parameters with another tensor in their place, and what was there
 
     def sees_function(self, function: type, args: tuple) -> Any:
         """What the forward of a Function gives; one with a backward of its own is followed where that can be transposed (functions.py)."""
@@ -153,7 +154,9 @@ class Watch:
         before = module._buffers.get(name)
         if before is not None and value.untyped_storage()._cdata == before.untyped_storage()._cdata:
             return  # self.count += 1
-        if name in module._buffers:
+        if isinstance(module._parameters.get(name), nn.Parameter) and isinstance(value, nn.Parameter):
+            self._sees_parameter(module, name, path, value)
+        elif name in module._buffers:
             reason = f"the forward pass puts a tensor of another shape or dtype in the buffer's place; write self.{name}.copy_(...) of one like it"
             if not depends(value):  # a table for a shape
                 self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path.removeprefix("model."), _own_line(), reason)
@@ -165,14 +168,26 @@ class Watch:
             reason = f"the forward pass puts another tensor in its place and reads it in the next; make it a buffer, and write self.{name}.copy_(...)"
             self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path, _own_line(), reason)
 
+    def _sees_parameter(self, module: nn.Module, name: str, path: str, value: Tensor) -> None:
+        before = module._parameters[name]
+        if before is None or value is before:
+            return
+        if (before.shape, before.dtype) == (value.shape, value.dtype):
+            self._assigned.setdefault((id(module), name), (module, before))
+        else:
+            self._tell(self.told, f"self.{name} = ...", path, "the forward pass puts a parameter of another shape or dtype in the place of one; make it once, in __init__")
+
     def puts_back(self) -> None:
-        """At the end of a pass: a buffer that has another tensor in its place takes the values of that."""
+        """At the end of a pass: a buffer or parameter that has another tensor in its place takes the values of that."""
         with torch.no_grad():
             for (_, name), (module, before) in self._assigned.items():
-                now = module._buffers[name]
+                tensors: dict = module._buffers if name in module._buffers else module._parameters
+                if tensors is module._parameters:
+                    self._step.replaced.add(f"{self._names.get(id(module), '')}.{name}".strip("."))
+                now = tensors[name]
                 if now is not None and now is not before:
                     before.copy_(now)
-                    module._buffers[name] = before
+                    tensors[name] = before
         self._assigned.clear()
 
     def _tell(self, to: list[UnsupportedOp], op: str, path: str, reason: str) -> None:

@@ -191,3 +191,82 @@ def test_what_a_loss_logs_stays_as_it_was(loss):
     assert LOG == {"x": 0.0} and LIST == [] and type(LAST) is float
     if isinstance(loss, _OfObject):
         assert loss.last is None and loss.all == []
+
+
+COUNT = 0
+
+
+def _by_global():
+    def loss(output, batch):
+        global COUNT
+        COUNT += 1
+        return _loss(output, batch) * (2 if COUNT > 3 else 1)
+
+    return loss, lambda: COUNT
+
+
+def _by_closure():
+    count = 0
+
+    def loss(output, batch):
+        nonlocal count
+        count += 1
+        return _loss(output, batch) * (2 if count > 3 else 1)
+
+    return loss, lambda: count
+
+
+def _by_object():
+    class Loss:
+        count = 0
+
+        def __call__(self, output, batch):
+            self.count = self.count + 1
+            return _loss(output, batch) * (2 if self.count > 3 else 1)
+
+    loss = Loss()
+    loss.count = 0
+    return loss, lambda: loss.count
+
+
+def _by_list():
+    history = []
+
+    def loss(output, batch):
+        history.append(1)
+        return _loss(output, batch) * (2 if len(history) > 3 else 1)
+
+    return loss, lambda: len(history)
+
+
+def _by_dictionary():
+    state = {"n": 0}
+
+    def loss(output, batch):
+        state["n"] += 1
+        return _loss(output, batch) * (2 if state["n"] > 3 else 1)
+
+    return loss, lambda: state["n"]
+
+
+@pytest.mark.parametrize("make", [_by_global, _by_closure, _by_object, _by_list, _by_dictionary], ids=lambda f: f.__name__)
+def test_a_count_of_the_loss_that_the_network_depends_on_is_refused(make):
+    loss, count = make()
+    before, model = count(), nn.Linear(6, 3)
+    with pytest.raises(plimsoll.Unsupported, match="forward changes .* from .*, and later calls give another network"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, example=_batch(), costs="estimated", progress=False)
+    assert count() == before
+
+
+def test_a_count_of_the_loss_that_makes_no_difference_stays():
+    calls = [0]
+
+    def loss(output, batch):
+        calls[0] += 1
+        return _loss(output, batch)
+
+    model = nn.Linear(6, 3)
+    with pytest.warns(UserWarning, match="a step runs no Python: it stays"):
+        step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, example=_batch(), costs="estimated", progress=False)
+    step(_batch())
+    assert calls == [0]

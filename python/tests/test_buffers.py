@@ -263,7 +263,49 @@ def _detached(y):
     return y + y.detach() * y
 
 
-@pytest.mark.parametrize("use", [_whole, _in_parts, _and_read_there, _angles, _detached], ids=lambda f: f.__name__)
+def _behind_a_view(y):
+    view = y[:, :2]
+    with torch.no_grad():
+        y[:, 0] = 0.5
+    return torch.cat([y[:, 2:] * 2, view * view], 1) * y
+
+
+def _behind_views_of_views(y):
+    turned = y.t()
+    rows = turned[1:3]
+    with torch.no_grad():
+        y.clamp_(-0.3, 0.3)
+    return y + (rows * rows).mean() + turned.sin().mean()
+
+
+def _through_a_view(y):
+    part, other = y[:, 1:], y[:, :3]
+    with torch.no_grad():
+        part[:, 0] = 2.0
+        part.mul_(0.5)
+    return y * y + (other**3).mean() + (part * part).mean()
+
+
+def _through_views_one_after_the_other(y):
+    part = y[:, 1:]
+    with torch.no_grad():
+        y[:, 2] = 0.3
+    with torch.no_grad():
+        part[:, 2] = 0.4
+    return y * y + (part**3).mean()
+
+
+def _detached_behind_a_view(y):
+    view, detached = y[:, 1:], y.detach()
+    detached[:, 1] = 0.7
+    return y * y + (view**3).mean()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [_whole, _in_parts, _and_read_there, _angles, _detached, _behind_a_view, _behind_views_of_views, _through_a_view, _through_views_one_after_the_other, _detached_behind_a_view],
+    ids=lambda f: f.__name__,
+)
 def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
     mine, other = (torch.nn.Linear(8, 6) for _ in range(2))
     other.load_state_dict(mine.state_dict())
@@ -279,3 +321,175 @@ def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
         assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
     for key, value in other.state_dict().items():
         torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+class Averaging(nn.Module):
+    """A module that keeps a moving average of another's weights itself, as MoCo's key encoder is one."""
+
+    def __init__(self, update):
+        super().__init__()
+        torch.manual_seed(1)
+        self.query, self.key, self.update = nn.Linear(6, 4), nn.Linear(6, 4), update
+        for parameter in self.key.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.update(self)
+        with torch.no_grad():
+            key = self.key(x)
+        return (F.normalize(self.query(x)) * F.normalize(key)).sum(1)
+
+
+def _by_data(m):
+    for q, k in zip(m.query.parameters(), m.key.parameters()):
+        k.data = k.data * 0.9 + q.data * 0.1
+
+
+def _by_data_in_place(m):
+    for q, k in zip(m.query.parameters(), m.key.parameters()):
+        k.data.mul_(0.9).add_(q.data, alpha=0.1)
+
+
+def _in_place(m):
+    for q, k in zip(m.query.parameters(), m.key.parameters()):
+        k.mul_(0.9).add_(q, alpha=0.1)
+
+
+def _a_row(m):
+    m.key.weight[0] = m.query.weight[1]
+    m.key.bias.copy_(m.query.bias)
+
+
+def _anew(m):
+    m.key.weight = nn.Parameter(0.9 * m.key.weight + 0.1 * m.query.weight, requires_grad=False)
+
+
+@pytest.mark.parametrize("update", [_by_data, _by_data_in_place, _in_place, _a_row, _anew], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("decays", [False, True])
+def test_frozen_parameters_that_a_forward_pass_writes_are_kept(update, decays):
+    ours, theirs = Averaging(update), Averaging(update)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1 * decays) for net in (ours, theirs)]
+    batches = [(torch.randn(5, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
+    step = plimsoll.compile(ours, optimizers[0], loss=lambda output, batch: -output.mean(), example=batches[0], **LIMITS)
+    for i, batch in enumerate(batches):
+        optimizers[1].zero_grad()
+        expected = -theirs(*batch).mean()
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+        if i == 2:
+            theirs.eval()
+            with torch.no_grad():
+                assert step.evaluate(batch) == pytest.approx(-theirs(*batch).mean().item(), rel=1e-4)
+                theirs.train()
+                for net in (ours, theirs):
+                    net.key.weight.mul_(-1.5)  # by the user, between two steps
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_codebook_of_parameters_that_each_pass_makes_anew_is_kept():
+    """As VQ-VAE by moving averages is often written: no gradient reaches what forward assigns."""
+
+    class Codes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.inner, self.codes, self.sums = nn.Linear(6, 4), nn.Embedding(5, 4), nn.Parameter(torch.randn(5, 4))
+
+        def forward(self, x):
+            y = self.inner(x)
+            chosen = F.one_hot(torch.cdist(y, self.codes.weight).argmin(1), 5).float()
+            found = chosen @ self.codes.weight
+            if self.training:
+                self.sums = nn.Parameter(self.sums * 0.9 + 0.1 * chosen.t() @ y)
+                self.codes.weight = nn.Parameter(self.sums / 2)
+            return y + (found - y).detach(), F.mse_loss(found.detach(), y)
+
+    ours, theirs = Codes(), Codes()
+    loss = lambda output, batch: output[0].square().mean() + output[1]  # noqa: E731
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in (ours, theirs)]
+    batches = [torch.randn(7, 6, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], **LIMITS)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def _trained(m, x):
+    with torch.no_grad():
+        m.inner.weight.clamp_(-0.1, 0.1)
+    return m.inner(x)
+
+
+def _trained_anew(m, x):
+    y = m.inner(x)
+    m.inner.weight = nn.Parameter(m.inner.weight * 0.9)
+    return y
+
+
+@pytest.mark.parametrize("body", [_trained, _trained_anew], ids=lambda f: f.__name__)
+def test_a_trained_parameter_that_a_forward_pass_writes_is_refused(body):
+    model = Kept(body)
+    with pytest.raises(plimsoll.Unsupported, match="changes its parameter 'inner.weight', which is trained, in its forward pass"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: F.cross_entropy(output, batch[1]), example=rows(0), **LIMITS)
+    assert isinstance(model.inner.weight, nn.Parameter) and type(model.inner.weight.detach()) is torch.Tensor
+
+
+class Queue(nn.Module):
+    """As MoCo's: a ring of keys, and where the next ones go."""
+
+    def __init__(self, put):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner, self.put = nn.Linear(6, 4), put
+        self.register_buffer("queue", torch.randn(4, 8))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        keys = F.normalize(self.inner(x))
+        logits = keys @ self.queue.clone().detach()
+        with torch.no_grad():
+            self.put(self, keys)
+        return logits
+
+
+def _by_places(m, keys):
+    places = (m.pointer + torch.arange(len(keys))) % m.queue.shape[1]
+    m.queue[:, places] = keys.T
+    m.pointer[0] = (m.pointer[0] + len(keys)) % m.queue.shape[1]
+
+
+def _by_number(m, keys):
+    begin = int(m.pointer)
+    m.queue[:, begin : begin + len(keys)] = keys.T
+    m.pointer[0] = (begin + len(keys)) % m.queue.shape[1]
+
+
+def test_a_ring_of_keys_whose_pointer_is_a_tensor():
+    ours, theirs = Queue(_by_places), Queue(_by_number)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in (ours, theirs)]
+    loss = lambda output, batch: torch.logsumexp(output * 4, 1).mean()  # noqa: E731
+    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], **LIMITS)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(*batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_pointer_that_python_asks_for_is_told_by_name():
+    model = Queue(_by_number)
+    with pytest.raises(plimsoll.Unsupported, match=r"test_buffers\.py:\d+\).*the number in the buffer 'pointer'.*keep it a tensor"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda output, batch: output.mean(), example=(torch.ones(4, 6),), **LIMITS)

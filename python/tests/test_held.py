@@ -277,3 +277,40 @@ def test_two_threads_take_turns():
     train(steps[1], 20)
     assert not errors
     assert steps[0](batch(1)) == steps[1](batch(1))
+
+
+def kept(model):
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def test_weights_that_are_put_aside_by_data_come_back():
+    """As moving averages of weights are evaluated: backup = p.data; p.data = average; ...; p.data = backup."""
+    step, ours, _, theirs, reference = both()
+    train_both(step, theirs, reference, 0)
+    for _ in range(2):
+        for model in (ours, theirs):
+            backup, told = kept(model), model.state_dict()
+            for parameter in model.parameters():
+                parameter.data = torch.full_like(parameter.data, 0.25)
+            assert torch.equal(next(model.parameters()).detach(), torch.full_like(next(model.parameters()), 0.25))
+            if model is ours:
+                step.evaluate(batch(0))
+            for name, parameter in model.named_parameters():
+                assert torch.equal(backup[name], told[name])  # which shares its memory
+                parameter.data = backup[name]
+        expect_equal(ours, theirs)
+        train_both(step, theirs, reference, 2)
+    expect_equal(ours, theirs)
+
+
+def test_weights_that_are_exchanged_by_data_are_the_others():
+    step, ours, _, theirs, reference = both()
+    train_both(step, theirs, reference, 0)
+    for model in (ours, theirs):
+        biases = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+        pairs = [(a, b) for i, a in enumerate(biases) for b in biases[i + 1 :] if a.shape == b.shape]
+        assert pairs
+        for a, b in pairs:
+            a.data, b.data = b.data, a.data
+    train_both(step, theirs, reference, 2)
+    expect_equal(ours, theirs)

@@ -271,3 +271,34 @@ def test_a_file_with_a_mask_of_the_batch_size_is_for_that_size(tmp_path, evaluat
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a mask that is the same for all leaves the batch free
         plimsoll.export(Columns(), example=example, path=tmp_path / "free.json", evaluation=evaluation)
+
+
+class Crops(nn.Module):
+    """Crops of several sizes, those of one size at once, as DINO's wrapper does it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.head = nn.Conv1d(2, 3, 3, padding=1), nn.Linear(3, 2)
+
+    def forward(self, crops: list[Tensor]) -> Tensor:
+        lengths = torch.tensor([crop.shape[-1] for crop in crops])
+        begin, output = 0, torch.empty(0)
+        for end in torch.cumsum(torch.unique_consecutive(lengths, return_counts=True)[1], 0):
+            output = torch.cat((output, self.layer(torch.cat(crops[begin:end])).mean(2)))
+            begin = end
+        kinds, places = lengths.unique(return_inverse=True)
+        return self.head(output).square().mean() * len(kinds) + places.sum()
+
+
+def test_what_is_unique_among_shapes_is_known():
+    ours, theirs = Crops(), Crops()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs)]
+    batches = [[floats(f"crop{i}{k}", 3, 2, length) for k, length in enumerate((8, 8, 5, 5, 5))] for i in range(2)]
+    step = plimsoll.compile(ours, optimizers[0], call=lambda model, crops: model(crops), example=batches[0], memory="64MiB", costs="estimated", progress=False)
+    for crops in batches:
+        optimizers[1].zero_grad()
+        expected = theirs(crops)
+        expected.backward()
+        optimizers[1].step()
+        assert step(crops) == pytest.approx(expected.item(), rel=1e-5)

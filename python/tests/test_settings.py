@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import cProfile
+import dataclasses
+import enum
 import functools
 import importlib
 import pstats
+import random
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -470,3 +475,156 @@ def test_a_script_may_be_profiled():
         profile.disable()
     names = {name for _, _, name in pstats.Stats(profile).stats}
     assert {"compile", "forward", "__call__"} <= names  # also what runs after a forward pass was watched
+
+
+class Acting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner = nn.Linear(4, 3)
+
+    def act(self, x):
+        return torch.relu(x)
+
+    def forward(self, x):
+        return self.act(self.inner(x))
+
+
+class Wrapping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Acting()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", [Acting, Wrapping])
+def test_a_method_that_an_object_gets_in_the_place_of_its_class_counts(kind):
+    def change(model, i):
+        owner = model.inner if kind is Wrapping else model
+        if i == 2:
+            owner.act = torch.tanh if kind is Wrapping else lambda x: torch.tanh(x)
+        if i == 4:
+            del owner.act
+
+    assert losses(kind(), change, 6, True)[0] == pytest.approx(losses(kind(), change, 6, False)[0], rel=1e-5)
+
+
+class Phase(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    temperature: float = 1.0
+    is_shifted: bool = False
+
+
+Pair = collections.namedtuple("Pair", "scale shift")
+
+
+def rotated(queue, value):
+    queue.append(torch.tensor([1.0, -1.0, 0.5]) * value)
+    if not isinstance(queue, collections.deque):
+        queue.pop(0)
+
+
+def kinds_of_values():
+    """Of each: what the loss reads, how, and what the user does before each step."""
+    zeros = [torch.zeros(3) for _ in range(3)]
+    summed = lambda held, output: output + torch.stack(list(held)).sum(0)  # noqa: E731
+    return {
+        "a deque of tensors": (collections.deque(zeros, maxlen=3), summed, rotated),
+        "a list of tensors": ([*zeros], summed, rotated),
+        "a list of tensors that grows": ([torch.ones(3)], summed, lambda held, i: held.append(torch.tensor([1.0, -1.0, 0.5]) * i) if i % 2 else None),
+        "a dictionary of tensors by numbers": ({k: torch.zeros(3) for k in range(2)}, lambda held, output: output + held[0] - held[1], lambda held, i: held.__setitem__(i % 2, torch.arange(3.0) * i)),
+        "an array": (np.ones(3, dtype=np.float32), lambda held, output: output * torch.from_numpy(held), lambda held, i: held.__setitem__(0, 1 + i // 3)),
+        "a list of lists": ([[1.0, 2.0], [3.0]], lambda held, output: output * held[1][0] + held[0][1], lambda held, i: held[1].__setitem__(0, 3.0 + i // 3)),
+        "a set": ({0}, lambda held, output: output * (1 + sum(held)), lambda held, i: held.add(i // 3)),
+        "a list of functions": ([torch.relu], lambda held, output: functools.reduce(lambda y, f: f(y), held, output), lambda held, i: held.append(torch.tanh) if i == 3 else None),
+        "signs of a tensor": (torch.tensor([0.6, 0.7, 0.8]), lambda held, output: output * (held > 0).float(), lambda held, i: held.__setitem__(0, (0.6, 0.65, -0.5, -0.4, 0.9, -0.1)[i])),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_values())
+@pytest.mark.filterwarnings("ignore")
+def test_values_of_any_kind_that_change_between_steps_count(kind):
+    expected, found = ([], [])
+    for compiled, to in ((False, expected), (True, found)):
+        held, read, change = kinds_of_values()[kind]
+        loss = lambda output, batch: F.cross_entropy(read(held, output), batch[1])  # noqa: E731
+        to += losses(Scaled(), lambda _, i: change(held, i), 6, compiled, loss)[0]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values, read",
+    [
+        ((Phase.FIRST, Phase.SECOND), lambda value, output: output if value is Phase.FIRST else output.tanh()),
+        ((Frozen(), Frozen(0.5, True)), lambda value, output: output / value.temperature + (output.mean() if value.is_shifted else 0)),
+        ((Pair(1.0, 0.0), Pair(2.0, 0.5)), lambda value, output: output * value.scale + value.shift),
+        ((np.float32(1.0), np.float32(2.0)), lambda value, output: output * float(value)),
+        (([[1.0]], [[2.0]]), lambda value, output: output * value[0][0]),
+        ((SimpleNamespace(inner=SimpleNamespace(scale=1.0)), SimpleNamespace(inner=SimpleNamespace(scale=2.0))), lambda value, output: output * value.inner.scale),
+        ((nn.ReLU, nn.Tanh), lambda value, output: value()(output)),
+    ],
+    ids=["enum", "dataclass", "namedtuple", "numpy", "lists", "objects", "class"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_value_that_another_is_put_in_the_place_of_counts(values, read):
+    class Trainer:
+        held = None
+
+        def loss(self, output, batch):
+            return F.cross_entropy(read(self.held, output), batch[1])
+
+    found = []
+    for compiled in (False, True):
+        trainer = Trainer()
+        trainer.held = values[0]
+        found.append(losses(Scaled(), lambda _, i: setattr(trainer, "held", values[i // 2 % 2]), 6, compiled, trainer.loss)[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_an_object_that_changes_within_and_is_replaced_is_looked_at():
+    class Settings:
+        def __init__(self, scale):
+            self.scale = scale
+
+    class Trainer:
+        def loss(self, output, batch):
+            return F.cross_entropy(output * self.settings.scale, batch[1])
+
+    found = []
+    for compiled in (False, True):
+        trainer = Trainer()
+        trainer.settings = Settings(1.0)
+
+        def change(_, i):
+            if i == 1:
+                trainer.settings = Settings(1.0)
+            if i == 2:
+                trainer.settings.scale = 2.0
+            if i == 4:
+                trainer.settings = Settings(0.5)
+
+        found.append(losses(Scaled(), change, 6, compiled, trainer.loss)[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_names_of_a_batch_that_are_no_names_in_python():
+    model = nn.Linear(4, 3)
+    batch = {"input-ids": torch.randn(5, 4), "class": torch.tensor([0, 1, 2, 1, 0]), "1": torch.arange(5)}
+    loss = lambda output, batch: (F.cross_entropy(output, batch["class"], reduction="none") * (batch["1"] > 1)).mean()  # noqa: E731
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.0), call=lambda model, batch: model(batch["input-ids"]), loss=loss, example=batch, **LIMITS)
+    assert step(batch) == pytest.approx(loss(model(batch["input-ids"]), batch).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("generator", [random.Random(3), np.random.default_rng(3)], ids=["python", "numpy"])
+def test_random_numbers_of_a_generator_of_the_users_own_are_told(generator):
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="draws random numbers of Python or numpy"):
+        plimsoll.compile(model, optimizer, loss=lambda output, batch: output.mean() * (2 if generator.random() < 1e-9 else 1), example=BATCH, **LIMITS)

@@ -958,3 +958,86 @@ def test_the_memory_of_the_whole_process_is_kept(costs):
     refused, stated, peak = map(int, told.stdout.split())
     assert refused > 200 * 2**20 and stated > 300 * 2**20
     assert peak <= stated
+
+
+def test_a_row_that_is_out_of_range_is_an_index_error():
+    model = nn.Linear(4, 3)
+    loss = lambda output, batch: output[batch[1]].square().mean()  # noqa: E731
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, example=(torch.ones(5, 4), torch.tensor([0, 4])), **LIMITS)
+    before = copy.deepcopy(model.state_dict())
+    for run in (step, step.evaluate):
+        with pytest.raises(IndexError, match=r"the index 5 at \[1\] of the batch is out of range: there are 5; nothing was trained"):
+            run((torch.ones(5, 4), torch.tensor([0, 5])))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    step((torch.ones(5, 4), torch.tensor([1, -5])))
+    assert not torch.equal(model.weight.detach(), before["weight"])
+
+
+def test_batches_without_targets_train_what_is_left():
+    """As images without boxes: PyTorch has gradients of zeros for what makes boxes, by which Adam moves it on."""
+
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.boxes, self.scores = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x, boxes, places):
+            found = self.boxes(x)[places]
+            own = (found - boxes).abs().sum() + (1 - torch.minimum(found, boxes).sum(1)).sum() + F.smooth_l1_loss(found, boxes, reduction="sum")
+            return own / max(1, len(boxes)) + self.scores(x).square().mean()
+
+    ours, theirs = Detector(), Detector()
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=0.1) for net in (ours, theirs)]
+    batches = [(torch.randn(5, 4, generator=torch.Generator().manual_seed(n)), torch.ones(n, 4), torch.arange(n)) for n in (2, 0, 3, 0, 1)]
+    step = plimsoll.compile(ours, optimizers[0], call=lambda model, batch: model(*batch), example=batches[0], **LIMITS)
+    for b in batches:
+        optimizers[1].zero_grad()
+        expected = theirs(*b)
+        expected.backward()
+        optimizers[1].step()
+        assert step(b) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_mean_of_no_elements_is_refused():
+    model = nn.Linear(4, 4)
+    loss = lambda output, batch: F.mse_loss(output[batch[2]], batch[1])  # noqa: E731
+    with pytest.raises(plimsoll.Unsupported, match=r"divide a sum by max\(1, number\)"):
+        plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), call=lambda model, batch: model(batch[0]), loss=loss, example=(torch.ones(5, 4), torch.ones(0, 4), torch.arange(0)), **LIMITS)
+
+
+def test_a_gradient_elsewhere_is_taken_in_the_loss_as_sam_does():
+    def losses(model, x, y):
+        names, parameters = zip(*model.named_parameters())
+        gradients = torch.autograd.grad(F.cross_entropy(model(x), y), parameters)
+        norm = torch.stack([g.norm() for g in gradients]).norm() + 1e-12
+        there = {name: p + (0.05 * g / norm).detach() for name, p, g in zip(names, parameters, gradients)}
+        return F.cross_entropy(torch.func.functional_call(model, there, (x,)), y)
+
+    torch.manual_seed(1)
+    ours = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    theirs = copy.deepcopy(ours)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (ours, theirs)]
+    batches = [(torch.randn(6, 4, generator=torch.Generator().manual_seed(i)), torch.arange(6) % 3) for i in range(4)]
+    step = plimsoll.compile(ours, optimizers[0], call=lambda model, batch: losses(model, *batch), example=batches[0], **LIMITS)
+    for x, y in batches:  # PyTorch as sam.py of davda54 does it
+        optimizers[1].zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in theirs.parameters()]).norm() + 1e-12
+            moves = [0.05 * p.grad / norm for p in theirs.parameters()]
+            for p, move in zip(theirs.parameters(), moves):
+                p.add_(move)
+        optimizers[1].zero_grad()
+        expected = F.cross_entropy(theirs(x), y)
+        expected.backward()
+        with torch.no_grad():
+            for p, move in zip(theirs.parameters(), moves):
+                p.sub_(move)
+        optimizers[1].step()
+        assert step((x, y)) == pytest.approx(expected.item(), rel=1e-5)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)

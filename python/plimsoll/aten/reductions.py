@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 
 from .elementwise import log_of_sum
-from .registry import Arguments, Refusal, axis, converts
+from .registry import Arguments, Expanded, Refusal, axis, converts
+from .scatter import is_empty, note_idle
 
 if TYPE_CHECKING:
     from ..writer import Writer
@@ -45,6 +46,11 @@ def _powers(order: float) -> str:
 )
 def reduce(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
+    if name in ("sum", "mean") and is_empty(a["self"]):  # as of the boxes in an image without any
+        if name == "mean":
+            raise Refusal("the mean of a tensor without elements is not a number; divide a sum by max(1, number)")
+        note_idle(w, node, a["self"])
+        return Expanded(w.fill([], 0.0), w.shape(node))
     return w.reduce(
         a["self"], FUNCTIONS[name], _dims(a.get("dim"), len(w.shape(a["self"]))), bool(a.get("keepdim")), ""
     )
