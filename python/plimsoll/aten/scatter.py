@@ -190,7 +190,7 @@ def note_idle(w: "Writer", node: Node, empty: Node) -> None:
 
 def is_empty(node: Node) -> bool:
     tensors = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
-    return bool(tensors) and all(0 in value.shape for value in tensors)
+    return bool(tensors) and all(any(isinstance(size, int) and size == 0 for size in value.shape) for value in tensors)
 
 
 def _expanded(w: "Writer", x: Node, shape: list[int]) -> str:
