@@ -100,19 +100,25 @@ class LeastSearch {
     if (other) take(*std::move(other));
   }
   // Asks for plans within less than `known`, as somebody would who is told of that: a search for a budget finds what one for the
-  // least does not. Which budgets these are follows from the graph.
+  // least does not. Which budgets these are follows from the graph, and with many ops, of which a search takes long, from `enough`,
+  // for which there was none.
   void descend(const LaidOut& laid, Bytes low, Bytes known, Bytes enough) {
     if (!auto_) return;
     options_.search_effort = asked_.search_effort / kEffortOfDescent;
-    const Bytes close{std::max(known.count / kCloseTo, kStayAlignment)};
-    for (Bytes budget = low; low < known && !fits(enough);) {
+    const bool many = laid.graph.op_count() > kManyOpsOfDescent;
+    if (many) {
+      low = std::max(low, enough);
+      options_.run_effort = asked_.run_effort / static_cast<int64_t>(kEffortOfDescent);
+    }
+    const Bytes close{std::max(known.count / (many ? kCloseToOfMany : kCloseTo), kStayAlignment)};
+    const auto middle = [&] { return Bytes{low.count + (known - low).count / 2}; };
+    for (Bytes budget = many ? middle() : low; low < known && !fits(enough); budget = middle()) {
       if (fits_within(laid, budget)) {
         known = best_->plan().arena;
       } else {
         low = budget;
       }
       if (known - low <= close) return;
-      budget = Bytes{low.count + (known - low).count / 2};
     }
   }
   bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
@@ -136,7 +142,8 @@ class LeastSearch {
   static constexpr int kAnswers = 6;
 
   static constexpr double kEffortOfDescent = 8;
-  static constexpr int64_t kCloseTo = 1000;
+  static constexpr int64_t kCloseTo = 1000, kCloseToOfMany = 25;
+  static constexpr int32_t kManyOpsOfDescent = 400;
 
   bool fits_within(const LaidOut& laid, Bytes budget) {
     options_.memory = budget;
@@ -245,7 +252,7 @@ Least find_least(const LaidOut& laid, const Device& device, const CostTable& cos
 
 Least find_less(Least known, const LaidOut& laid, const Device& device, const CostTable& costs,
                 const CompileOptions& options, Bytes lower_bound, Bytes enough) {
-  constexpr int32_t kOps = 400;
+  constexpr int32_t kOps = 8000;
   if (!known.attempt || laid.graph.op_count() > kOps) return known;
   LeastSearch search(device, costs, options);
   search.descend(laid, lower_bound, known.attempt->plan().arena, enough);
