@@ -74,6 +74,8 @@ PLIMSOLL_INLINE void clear(float* to, int64_t count) {
   }
 }
 
+constexpr int64_t kFewElements = 4;  // of a row
+
 class Join : public OwnKernel {
  public:
   void run() override {
@@ -89,6 +91,11 @@ class Join : public OwnKernel {
     }
     for_each_part(parts_, [&](int part) {
       const Range range = share(geometry_.rows * row, part, parts_, geometry_.rows >= 8 * parts_ ? row : kLanes);
+      if (row <= kFewElements && range.begin % row == 0 && range.end % row == 0) {
+        const Range rows{range.begin / row, range.end / row};
+        for (const Piece& piece : pieces_) copy_columns(piece, rows, row);
+        return;
+      }
       for (int64_t r = range.begin / row; r * row < range.end; ++r) {
         for (const Piece& piece : pieces_) copy_piece(piece, r, row, range);
       }
@@ -126,6 +133,19 @@ class Join : public OwnKernel {
   int64_t run_of(int64_t positions) const {
     const int64_t unit = geometry_.lanes ? 16 : 1;
     return (positions + unit - 1) / unit * geometry_.run;
+  }
+
+  // What a piece gives to rows of few elements, one after the other: parts of complex numbers, coordinates.
+  void copy_columns(const Piece& piece, Range rows, int64_t row) const {
+    float* const to = output(0) + piece.at;
+    const float* const from = piece.zeros ? nullptr : piece.data + piece.source_at;
+    for (int64_t i = 0; i < piece.size; ++i) {
+      if (piece.zeros) {
+        for (int64_t r = rows.begin; r < rows.end; ++r) to[r * row + i] = 0;
+      } else {
+        for (int64_t r = rows.begin; r < rows.end; ++r) to[r * row + i] = from[r * piece.source_row + i];
+      }
+    }
   }
 
   // The part of piece `piece` of row `r` that lies in `range` of the result's storage.
