@@ -92,7 +92,14 @@ def decompositions() -> dict:
         parts = str(op).split(".")
         if parts[0] == "aten" and parts[1] in KEPT and not parts[-1].endswith("out"):
             del table[op]
+    table[torch.ops.aten.eye.default] = table[torch.ops.aten.eye.m] = _eye
     return table
+
+
+def _eye(n: int, m: Optional[int] = None, *, dtype: Optional[torch.dtype] = None, device: Optional[torch.device] = None, **_: Any) -> Tensor:
+    """As PyTorch's own, which counts rows in the narrowest dtype there is; uint16, of more than 256, has no arange."""
+    rows, columns = torch.arange(n, device=device), torch.arange(n if m is None else m, device=device)
+    return (rows.unsqueeze(-1) == columns).to(torch.get_default_dtype() if dtype is None else dtype)
 
 
 @contextmanager

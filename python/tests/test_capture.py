@@ -51,6 +51,22 @@ def test_integer_work_on_the_batch_is_the_preludes():
     assert "AttentionForward" in result.types()
 
 
+def test_a_unit_matrix_may_have_more_than_256_rows():
+    """PyTorch decomposes it with numbers of uint16 then, which it cannot make."""
+
+    class Contrast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 3)
+
+        def forward(self, x):
+            y = self.f(x)
+            itself = torch.eye(len(x), dtype=torch.bool)
+            return F.cross_entropy((y @ y.T).masked_fill(itself, -1e9), torch.arange(len(x)).roll(1)) + (torch.eye(300, 3, dtype=x.dtype) @ y.T).square().mean()
+
+    assert_same(both(start(Contrast()), (floats("x", 260, 4),), run_batch=(floats("more", 258, 4),)))
+
+
 def test_floating_work_on_inputs_stays_in_the_network():
     class Normalised(nn.Module):
         def __init__(self):

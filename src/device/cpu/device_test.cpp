@@ -14,6 +14,7 @@
 
 #include "device/cpu/dnnl.h"
 #include "device/cpu/machine.h"
+#include "tests/support/own_test.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
@@ -384,6 +385,47 @@ TEST(Dnnl, OffersTheSameKernelsWhateverWasMadeBefore) {
   int after = 0;
   ASSERT_EQ(dnnl_get_primitive_cache_capacity(&after), dnnl_success);
   EXPECT_EQ(after, capacity);  // the host program's setting stays
+}
+
+// Images with depth lie row-major; most of their kernels run on copies in blocks of channels.
+TEST(Dnnl, ConvolvesImagesWithDepthOnCopies) {
+  using Ints = std::vector<int64_t>;
+  const Ints padding(6, 1), size = {5, 6, 7};
+  const Attributes window = {{"padding", padding}}, transposed = {{"padding", padding}, {"stride", Ints{2, 2, 2}}};
+  const std::vector<OpCase> cases = {
+      {.type = "ConvForward", .inputs = {{{2, 20, 5, 6, 7}}, {{24, 20, 3, 3, 3}}, {{24}}}, .attributes = window},
+      {.type = "ConvForward", .inputs = {{{2, 3, 5, 6, 7}}, {{16, 3, 3, 3, 3}}}, .attributes = window},
+      {.type = "ConvForward",
+       .inputs = {{{2, 32, 5, 6, 7}}, {{32, 1, 1, 3, 3, 3}}},
+       .attributes = {{"padding", padding}, {"groups", int64_t{32}}}},
+      {.type = "ConvBackwardData",
+       .inputs = {{{2, 24, 5, 6, 7}}, {{24, 20, 3, 3, 3}}},
+       .attributes = {{"padding", padding}, {"input_size", size}}},
+      {.type = "ConvBackwardWeights",
+       .inputs = {{{2, 20, 5, 6, 7}}, {{2, 24, 5, 6, 7}}},
+       .attributes = {{"padding", padding}, {"kernel", Ints{3, 3, 3}}, {"bias", int64_t{1}}}},
+      {.type = "ConvTransposeForward",
+       .inputs = {{{2, 20, 3, 4, 3}}, {{20, 16, 3, 3, 3}}, {{16}}},
+       .attributes = transposed},
+  };
+  for (OpCase test : cases) {
+    test.tolerance = 1e-4;
+    expect_like_reference(test);
+  }
+  Graph graph;
+  const TensorId x = graph.add_source("x", {2, 20, 5, 6, 7}, DType::f32, Role::input);
+  const TensorId w = graph.add_source("w", {24, 20, 3, 3, 3}, DType::f32, Role::parameter);
+  const OpId id = graph.add_op("ConvForward", "op", "op", {x, w}, window);
+  const auto device = open_device("cpu", 1);
+  for (const KernelSpec& spec : device->kernels(graph, graph.op(id), LayoutFamily::blocked)) {
+    Graph laid_out = graph;
+    laid_out.tensor(w).layout = spec.inputs[1];
+    EXPECT_EQ(device->make_kernel(laid_out, laid_out.op(id), spec.name, 1)->workspace(), spec.workspace) << spec.name;
+    EXPECT_TRUE(spec.inputs[0].is_plain() && spec.outputs[0].is_plain()) << spec.name;
+    // 20 and 24 channels are two blocks each.
+    const bool is_on_copies = spec.name.find("@aBcde16b") != std::string::npos;
+    EXPECT_TRUE(!is_on_copies || spec.workspace.count >= 2 * (2 * 32 * 5 * 6 * 7 * 4)) << spec.name;
+  }
 }
 
 // oneDNN's int arithmetic on such sizes divides by what overflowed to zero, and takes the process with it.

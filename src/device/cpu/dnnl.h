@@ -110,6 +110,9 @@ const Tensor& tensor_at(const Graph& graph, const Op& op, Slot slot);
 Layout& layout_at(KernelSpec& spec, Slot slot);
 KernelSpec make_spec(const Op& op, std::string name, Bytes workspace);  // all layouts plain yet
 
+// Copies elements from one descriptor's places to the other's; its arguments are DNNL_ARG_FROM and DNNL_ARG_TO.
+Implementation reorder_between(const dnnl_memory_desc_t& from, const dnnl_memory_desc_t& to);
+
 // An argument of a primitive: which tensor of the op it is and how it is described.
 struct Argument {
   int id;  // DNNL_ARG_SRC, ...

@@ -1,5 +1,5 @@
 // Convolutions by oneDNN: three passes, plain and transposed, with groups and dilation; of images with depth, too, which
-// lie row-major.
+// lie row-major. Most kernels for those want blocks of channels: these run on copies in their workspace.
 //
 // A transposed convolution is a convolution with its passes exchanged: its forward pass is the other's backward pass to
 // the data, with the very same weights. So it has the same choice of algorithms. Only a bias, which a backward pass
@@ -191,6 +191,107 @@ KernelEstimate estimate(const Graph& graph, const Op& op, const Convolution& c, 
   return {.efficiency = weights ? 0.8 : 0.9};
 }
 
+bool has_depth(const Graph& graph, const Op& op, const Convolution& c) {
+  return tensor_at(graph, op, c.x).shape.size() == 5;
+}
+
+// The layouts in which the copies of images with depth lie, best first. One that is row-major is no copy.
+std::vector<Layouts> layouts_of_copies(const Graph& graph, const Op& op, const Convolution& c) {
+  const Layout blocked{"aBcde16b"};
+  std::vector<Layouts> result;
+  if (tensor_at(graph, op, c.x).shape[1] < 8) result.push_back({Layout{}, blocked, {}});
+  result.push_back({blocked, blocked, {}});
+  return result;
+}
+
+int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// An image and its copy in the workspace.
+struct ImageCopy {
+  Slot slot;
+  Bytes bytes;  // of the copy
+  dnnl_memory_desc_t from, to;
+  Implementation reorder;
+};
+std::vector<ImageCopy> copies_of_images(const Graph& graph, const Op& op, const Convolution& c,
+                                        const Layouts& layouts) {
+  std::vector<ImageCopy> result;
+  for (const auto& [slot, layout] : {std::pair(c.x, layouts.x), std::pair(c.y, layouts.y)}) {
+    if (layout.is_plain()) continue;
+    const Tensor& image = tensor_at(graph, op, slot);
+    dnnl_memory_desc_t from = describe(image.shape, image.dtype, {}), to = describe(image.shape, image.dtype, layout);
+    if (slot.is_output) std::swap(from, to);
+    const Bytes bytes{whole_lines(storage_bytes(image.shape, image.dtype, layout).count)};
+    result.push_back({slot, bytes, from, to, reorder_between(from, to)});
+  }
+  return result;
+}
+// `own`: what the convolution and the reorders need behind the copies.
+Bytes workspace_with(const std::vector<ImageCopy>& copies, Bytes own) {
+  int64_t bytes = 0;
+  for (const ImageCopy& copy : copies) {
+    bytes += copy.bytes.count;
+    own.count = std::max(own.count, copy.reorder.workspace().count);
+  }
+  return {bytes + own.count};
+}
+
+// A convolution between reorders of its images to and from copies in the workspace, behind which its own begins.
+class ConvolutionOnCopies final : public Kernel {
+ public:
+  ConvolutionOnCopies(const Op& op, const std::vector<ImageCopy>& copies, std::unique_ptr<Kernel> convolution,
+                      int threads)
+      : convolution_(std::move(convolution)),
+        workspace_(workspace_with(copies, convolution_->workspace())),
+        inputs_(op.inputs.size()),
+        outputs_(op.outputs.size()) {
+    for (const ImageCopy& copy : copies) {
+      const std::vector<Argument> arguments = {{DNNL_ARG_FROM, input(0), copy.from}, {DNNL_ARG_TO, output(0), copy.to}};
+      copies_.push_back({copy.slot, copy.bytes, make_dnnl_kernel(op, copy.reorder, arguments, threads)});
+    }
+  }
+
+  Bytes workspace() const override { return workspace_; }
+
+  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override {
+    std::copy(inputs.begin(), inputs.end(), inputs_.begin());
+    std::copy(outputs.begin(), outputs.end(), outputs_.begin());
+    std::byte* own = static_cast<std::byte*>(workspace);
+    for (const Copy& copy : copies_) own += copy.bytes.count;
+    std::byte* at = static_cast<std::byte*>(workspace);
+    for (const Copy& copy : copies_) {
+      void*& image = copy.slot.is_output ? outputs_[copy.slot.index] : inputs_[copy.slot.index];
+      void *from = image, *to = at;
+      image = at;
+      if (copy.slot.is_output) std::swap(from, to);
+      copy.reorder->bind(std::span(&from, 1), std::span(&to, 1), own);
+      at += copy.bytes.count;
+    }
+    convolution_->bind(inputs_, outputs_, own);
+  }
+
+  void run() override {
+    for (const Copy& copy : copies_) {
+      if (!copy.slot.is_output) copy.reorder->run();
+    }
+    convolution_->run();
+    for (const Copy& copy : copies_) {
+      if (copy.slot.is_output) copy.reorder->run();
+    }
+  }
+
+ private:
+  struct Copy {
+    Slot slot;  // the image that it is of
+    Bytes bytes;
+    std::unique_ptr<Kernel> reorder;
+  };
+  std::unique_ptr<Kernel> convolution_;
+  Bytes workspace_;
+  std::vector<Copy> copies_;
+  std::vector<void*> inputs_, outputs_;
+};
+
 // Adds a spec for every implementation on these layouts. Names stay unique: one that is there already gets its
 // layouts'.
 void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts layouts, bool winograd,
@@ -226,6 +327,23 @@ void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts l
   }
 }
 
+// What runs on copies of images with depth.
+void add_specs_on_copies(const Graph& graph, const Op& op, const Convolution& c, std::vector<KernelSpec>& specs) {
+  for (const Layouts& layouts : layouts_of_copies(graph, op, c)) {
+    std::vector<KernelSpec> found;
+    add_specs(graph, op, c, layouts, false, found);
+    if (found.empty()) continue;
+    const std::vector<ImageCopy> copies = copies_of_images(graph, op, c, layouts);
+    for (KernelSpec& spec : found) {
+      spec.name += fmt::format("@{}", layouts.x.is_plain() ? "abcde" : layouts.x.tag);
+      spec.workspace = workspace_with(copies, spec.workspace);
+      layout_at(spec, c.x) = layout_at(spec, c.y) = {};
+      for (const ImageCopy& copy : copies) spec.estimate.extra_bytes += 2.0 * static_cast<double>(copy.bytes.count);
+      specs.push_back(std::move(spec));
+    }
+  }
+}
+
 std::vector<KernelSpec> convolution_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
@@ -235,6 +353,7 @@ std::vector<KernelSpec> convolution_specs(const Graph& graph, const Op& op, Layo
     add_specs(graph, op, c, layouts, false, result);
     if (family == LayoutFamily::blocked && !c.deconvolution) add_specs(graph, op, c, layouts, true, result);
   }
+  if (has_depth(graph, op, c)) add_specs_on_copies(graph, op, c, result);
   // Some shapes have no kernel in a family: another's runs them, between reorders.
   for (LayoutFamily other : {LayoutFamily::channels_last, LayoutFamily::plain, LayoutFamily::blocked}) {
     if (!result.empty()) break;
@@ -266,9 +385,18 @@ std::optional<Implementation> find(const Graph& graph, const Op& op, const Convo
 std::unique_ptr<Kernel> make_convolution(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
   const Convolution c = read_convolution(graph, op);
-  const std::string name(kernel.substr(0, kernel.find('@')));
-  const Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
-                        tensor_at(graph, op, c.weights).layout};
+  const size_t at = kernel.find('@');
+  const std::string name(kernel.substr(0, at));
+  Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
+                  tensor_at(graph, op, c.weights).layout};
+  std::vector<ImageCopy> copies;
+  if (has_depth(graph, op, c) && at != std::string_view::npos) {
+    for (const Layouts& those : layouts_of_copies(graph, op, c)) {
+      if (kernel.substr(at + 1) == (those.x.is_plain() ? "abcde" : those.x.tag))
+        layouts.x = those.x, layouts.y = those.y;
+    }
+    copies = copies_of_images(graph, op, c, layouts);
+  }
   std::optional<Implementation> one = find(graph, op, c, layouts, name, false);
   if (!one && !c.deconvolution) one = find(graph, op, c, layouts, name, true);
   if (!one) {
@@ -289,7 +417,9 @@ std::unique_ptr<Kernel> make_convolution(const Graph& graph, const Op& op, std::
     arguments.push_back({w_is_made ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS, *c.bias,
                          describe(tensor_at(graph, op, *c.bias).shape, DType::f32, {})});
   }
-  return make_dnnl_kernel(op, *one, arguments, threads);
+  std::unique_ptr<Kernel> convolution = make_dnnl_kernel(op, *one, arguments, threads);
+  if (copies.empty()) return convolution;
+  return std::make_unique<ConvolutionOnCopies>(op, copies, std::move(convolution), threads);
 }
 
 }  // namespace

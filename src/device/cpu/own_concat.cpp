@@ -23,6 +23,8 @@ struct Piece {
   int64_t from = 0, to = 0, count = 0;
   bool zeros = false;
   const float* data = nullptr;
+  // The same as elements of a row of the storage: where it is in the result's, how long, and where in the source's.
+  int64_t at = 0, size = 0, source_row = 0, source_at = 0;
 };
 
 struct Geometry {
@@ -64,18 +66,38 @@ PLIMSOLL_INLINE void copy(float* to, const float* from, int64_t count) {
   if (i < count) store(to + i, load(from + i, static_cast<int>(count - i)), static_cast<int>(count - i));
 }
 
+PLIMSOLL_INLINE void clear(float* to, int64_t count) {
+  if (count > kLanes) {
+    std::memset(to, 0, count * sizeof(float));
+  } else {
+    store(to, f32x16{}, static_cast<int>(count));
+  }
+}
+
+constexpr int64_t kFewElements = 4;  // of a row
+
 class Join : public OwnKernel {
  public:
   void run() override {
     size_t next = 0;
     for (Piece& piece : pieces_) piece.data = piece.zeros ? nullptr : input(next++);
     if (geometry_.lanes && !whole_blocks_) return move_lanes();
-    const int64_t unit = geometry_.lanes ? 16 : 1;  // of the axis, to a step of it in storage
-    const int64_t row = (length_ + unit - 1) / unit * geometry_.run;
+    const int64_t row = run_of(length_);
+    for (Piece& piece : pieces_) {
+      piece.at = run_of(piece.to);
+      piece.size = run_of(piece.count);
+      piece.source_row = run_of(piece.length);
+      piece.source_at = run_of(piece.from);
+    }
     for_each_part(parts_, [&](int part) {
       const Range range = share(geometry_.rows * row, part, parts_, geometry_.rows >= 8 * parts_ ? row : kLanes);
+      if (row <= kFewElements && range.begin % row == 0 && range.end % row == 0) {
+        const Range rows{range.begin / row, range.end / row};
+        for (const Piece& piece : pieces_) copy_columns(piece, rows, row);
+        return;
+      }
       for (int64_t r = range.begin / row; r * row < range.end; ++r) {
-        for (const Piece& piece : pieces_) copy_piece(piece, r, row, unit, range);
+        for (const Piece& piece : pieces_) copy_piece(piece, r, row, range);
       }
     });
   }
@@ -107,19 +129,32 @@ class Join : public OwnKernel {
   }
 
  private:
+  // Elements of a row of the storage that so many positions of the axis are, the last block of channels a whole one.
+  int64_t run_of(int64_t positions) const {
+    const int64_t unit = geometry_.lanes ? 16 : 1;
+    return (positions + unit - 1) / unit * geometry_.run;
+  }
+
+  // What a piece gives to rows of few elements, one after the other: parts of complex numbers, coordinates.
+  void copy_columns(const Piece& piece, Range rows, int64_t row) const {
+    float* const to = output(0) + piece.at;
+    const float* const from = piece.zeros ? nullptr : piece.data + piece.source_at;
+    for (int64_t i = 0; i < piece.size; ++i) {
+      if (piece.zeros) {
+        for (int64_t r = rows.begin; r < rows.end; ++r) to[r * row + i] = 0;
+      } else {
+        for (int64_t r = rows.begin; r < rows.end; ++r) to[r * row + i] = from[r * piece.source_row + i];
+      }
+    }
+  }
+
   // The part of piece `piece` of row `r` that lies in `range` of the result's storage.
-  PLIMSOLL_INLINE void copy_piece(const Piece& piece, int64_t r, int64_t row, int64_t unit, Range range) const {
-    const int64_t begin = r * row + piece.to / unit * geometry_.run;
-    const int64_t end = begin + (piece.count + unit - 1) / unit * geometry_.run;
+  PLIMSOLL_INLINE void copy_piece(const Piece& piece, int64_t r, int64_t row, Range range) const {
+    const int64_t begin = r * row + piece.at, end = begin + piece.size;
     const int64_t first = std::max(begin, range.begin), last = std::min(end, range.end);
     if (first >= last) return;
-    if (piece.zeros) {
-      std::memset(output(0) + first, 0, (last - first) * sizeof(float));
-      return;
-    }
-    const int64_t source_row = (piece.length + unit - 1) / unit * geometry_.run;
-    copy(output(0) + first, piece.data + r * source_row + piece.from / unit * geometry_.run + (first - begin),
-         last - first);
+    if (piece.zeros) return clear(output(0) + first, last - first);
+    copy(output(0) + first, piece.data + r * piece.source_row + piece.source_at + (first - begin), last - first);
   }
 
   void move_lanes() const {

@@ -148,5 +148,27 @@ TEST(OwnConcat, SlicesAlongEveryAxis) {
   slice({40, 330}, 1, 30, 300);
 }
 
+TEST(OwnConcat, JoinsAndSlicesRowsOfFewElements) {
+  for (const int64_t length : {1, 2, 3, 4, 5}) {
+    for (int64_t begin = 0; begin < length; ++begin) {
+      for (int64_t size = 1; begin + size <= length; ++size) {
+        expect_like_reference({.type = "Slice",
+                               .inputs = {{{7, 41, length}}},
+                               .attributes = {{"axis", int64_t{2}}, {"begin", begin}, {"size", size}},
+                               .tolerance = 0});
+        expect_like_reference({.type = "SliceBackward",
+                               .inputs = {{{7, 41, size}}},
+                               .attributes = {{"axis", int64_t{2}}, {"begin", begin}, {"length", length}},
+                               .tolerance = 0});
+      }
+      if (begin == 0) continue;
+      expect_like_reference({.type = "Concat",
+                             .inputs = {{{7, 41, begin}}, {{7, 41, length - begin}}},
+                             .attributes = {{"axis", int64_t{2}}},
+                             .tolerance = 0});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace plimsoll

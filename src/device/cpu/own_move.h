@@ -12,11 +12,29 @@
 
 namespace plimsoll::cpu {
 
+// From `kPiece` to twice as many bytes, by two pieces that may overlap.
+template <int64_t kPiece>
+PLIMSOLL_INLINE void copy_two_pieces(std::byte* to, const std::byte* from, int64_t bytes) {
+  std::array<std::byte, kPiece> first, last;
+  std::memcpy(&first, from, kPiece);
+  std::memcpy(&last, from + bytes - kPiece, kPiece);
+  std::memcpy(to, &first, kPiece);
+  std::memcpy(to + bytes - kPiece, &last, kPiece);
+}
+
 // Copies a run of bytes; the last vector may overlap the one before.
 PLIMSOLL_INLINE void copy_run(std::byte* to, const std::byte* from, int64_t bytes) {
   constexpr int64_t step = sizeof(f32x16);
-  if (bytes > 4096 || bytes < step) {
+  if (bytes > 4096) {
     std::memcpy(to, from, bytes);
+    return;
+  }
+  if (bytes < step) {
+    if (bytes >= 32) return copy_two_pieces<32>(to, from, bytes);
+    if (bytes >= 16) return copy_two_pieces<16>(to, from, bytes);
+    if (bytes >= 8) return copy_two_pieces<8>(to, from, bytes);
+    if (bytes >= 4) return copy_two_pieces<4>(to, from, bytes);
+    for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
     return;
   }
   const auto copy_at = [&](int64_t i) {

@@ -58,6 +58,28 @@ struct MoveRun {
   }
 };
 
+// Pairs that stay together are turned as one element, and short runs copied in pieces that overlap.
+TEST(OwnPermute, MovesPairsAndShortRuns) {
+  using Ints = std::vector<int64_t>;
+  for (const int64_t inner : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17}) {
+    for (const auto& [shape, dims] : {std::pair<Shape, Ints>{{3, 33, 18, inner}, {0, 2, 1, 3}},
+                                      {{5, 9, inner}, {1, 0, 2}},
+                                      {{2, 3, 4, 5, inner}, {3, 1, 0, 2, 4}},
+                                      {{2, 3, 4, inner}, {1, 0, 3, 2}},
+                                      {{1, 6, inner}, {1, 0, 2}}}) {
+      for (const DType dtype : {DType::f32, DType::i64, DType::u8}) {
+        std::vector<double> values(static_cast<size_t>(element_count(shape)));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 251);
+        expect_like_reference({.type = "Permute",
+                               .inputs = {{shape, dtype}},
+                               .attributes = {{"dims", dims}},
+                               .values = {{0, values}},
+                               .tolerance = 0});
+      }
+    }
+  }
+}
+
 TEST(OwnPermute, WritesLargeTensorsPastTheCachesToo) {
   MoveRun test;
   const TensorId x = test.random_floats({2, 144, 100, 112});

@@ -118,6 +118,7 @@ class Permute : public OwnKernel {
     outer_ = permute_loops(x, y, op.attributes.integers("dims"));
     column_ = outer_.back();
     outer_.pop_back();
+    if (width_ == 4 && column_.from == 1 && column_.size == 2 && !outer_.empty()) take_pairs();
     if (column_.from != 1) {
       const auto run = std::find_if(outer_.begin(), outer_.end(), [](const MoveLoop& loop) { return loop.from == 1; });
       row_ = *run;
@@ -141,6 +142,17 @@ class Permute : public OwnKernel {
   }
 
  private:
+  // Two neighbours that stay together, as the parts of complex numbers do, are one element.
+  void take_pairs() {
+    width_ *= 2;
+    for (MoveLoop& loop : outer_) {
+      loop.from /= 2;
+      loop.to /= 2;
+    }
+    column_ = outer_.back();
+    outer_.pop_back();
+  }
+
   void copy_runs() const {
     const int64_t run = column_.size * width_, pieces = (run + kPiece - 1) / kPiece;
     for_each_part(parts_, [&](int part) {

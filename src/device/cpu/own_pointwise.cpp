@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "device/cpu/own_expression.h"
 #include "device/cpu/own_stretched.h"
@@ -257,15 +258,45 @@ std::vector<int64_t> padding_of(const Tensor& tensor) {
   return padding;
 }
 
-// How an input is read.
+// How an input is read. One that repeats after some elements that divide a block is the same in every block.
 struct PointwiseInput {
-  enum class How : uint8_t { alongside, number, gathered } how = How::gathered;
+  enum class How : uint8_t { alongside, number, repeated, gathered } how = How::gathered;
   DType dtype = DType::f32;
   Stretched along;
   size_t slot = 0, which = 0;
 };
 
+// As gather_stretched, where runs are too short for a loop each: x[:, None] beside y[:, 8] is eight times one element, then
+// eight times the next. Whole vectors are written, whose ends the next run overwrites.
+void gather_short_runs(float* to, const float* from, const Stretched& by, int64_t begin, int64_t count) {
+  Walk walk(by, begin);
+  const int64_t size = by.axes[by.count - 1].size, step = walk.step(), apart = walk.step_of_runs();
+  while (count > 0) {
+    const int64_t runs = std::min(walk.runs(), (count - kLanes) / size);
+    if (walk.run() == size && runs > 0) {
+      const float* at = from + walk.offset();
+      for (int64_t r = 0; r < runs; ++r, at += apart, to += size) {
+        for (int64_t i = 0; i < size; i += kLanes)
+          store(to + i, step == 0 ? splat(*at) : load(at + i, static_cast<int>(std::min(kLanes, size - i))));
+      }
+      walk.advance_runs(runs);
+      count -= runs * size;
+      continue;
+    }
+    const int64_t run = std::min(count, walk.run());
+    for (int64_t i = 0; i < run; ++i) to[i] = from[walk.offset() + i * step];
+    walk.advance(run);
+    to += run;
+    count -= run;
+  }
+}
+
 void gather_as_float(float* to, const void* from, const PointwiseInput& input, int64_t begin, int64_t count) {
+  constexpr int64_t kShortRun = 8 * kLanes;
+  const Stretched& by = input.along;
+  const bool is_short = by.count > 1 && by.axes[by.count - 1].size < kShortRun && by.axes[by.count - 1].step <= 1;
+  if (input.dtype == DType::f32 && is_short)
+    return gather_short_runs(to, static_cast<const float*>(from), by, begin, count);
   switch (input.dtype) {
     case DType::f32: return gather_stretched(to, static_cast<const float*>(from), input.along, begin, count);
     case DType::i32: return gather_stretched(to, static_cast<const int32_t*>(from), input.along, begin, count);
@@ -310,6 +341,11 @@ class PointwiseKernel final : public OwnKernel {
     block_ = std::clamp(kCached / slots / kLanes * kLanes, kShortest, kLongest);
     part_bytes_ = align(slots * static_cast<int64_t>(sizeof(float*))) + slots * block_ * 4;
     workspace_bytes_ = {part_bytes_ * parts_};
+    for (PointwiseInput& read : reads_) {
+      if (const int64_t period = period_of(read); period > 0 && std::lcm(period, block_unit_) <= block_)
+        read.how = PointwiseInput::How::repeated, block_unit_ = std::lcm(period, block_unit_);
+    }
+    block_ = block_ / block_unit_ * block_unit_;
   }
 
   void run() override {
@@ -342,6 +378,13 @@ class PointwiseKernel final : public OwnKernel {
     }
   }
 
+  // After how many elements an input begins anew; 0: never.
+  static int64_t period_of(const PointwiseInput& read) {
+    const bool repeats =
+        read.how == PointwiseInput::How::gathered && read.along.count == 2 && read.along.axes[0].step == 0;
+    return repeats ? read.along.axes[1].size : 0;
+  }
+
   void run_part(int part, Range range) const {
     std::byte* const base = static_cast<std::byte*>(workspace_) + part * part_bytes_;
     float** const rows = reinterpret_cast<float**>(base);
@@ -352,8 +395,8 @@ class PointwiseKernel final : public OwnKernel {
     if (longest <= 0) return;
     for (const auto& [slot, value] : program_.numbers) std::fill_n(rows[slot], longest, value);
     for (const PointwiseInput& read : reads_) {
-      if (read.how == PointwiseInput::How::number)
-        gather_as_float(rows[read.slot], inputs_[read.which], read, 0, longest);
+      if (read.how == PointwiseInput::How::number || read.how == PointwiseInput::How::repeated)
+        gather_as_float(rows[read.slot], inputs_[read.which], read, range.begin, longest);
     }
     float* const y = output(0);
     for (int64_t begin = range.begin; begin < range.end; begin += block_) {
@@ -383,7 +426,7 @@ class PointwiseKernel final : public OwnKernel {
   }
 
   RowProgram program_;
-  int64_t elements_, block_ = 0, part_bytes_ = 0;
+  int64_t elements_, block_ = 0, block_unit_ = kLanes, part_bytes_ = 0;
   std::vector<PointwiseInput> reads_;
   std::vector<int64_t> padding_;
 };

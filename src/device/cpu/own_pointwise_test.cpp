@@ -100,6 +100,25 @@ TEST(OwnPointwise, RunsChainsInAnyLayout) {
   }
 }
 
+// What is stretched over few elements each, or begins anew after few, is read in ways of its own.
+TEST(OwnPointwise, StretchesOverFewElements) {
+  const std::vector<std::vector<Shape>> cases = {{{300, 8}, {300, 1}, {8}},
+                                                 {{300, 5}, {300, 1}, {5}},
+                                                 {{7, 33, 48}, {7, 33, 1}, {33, 48}},
+                                                 {{64, 3, 40}, {3, 40}, {64, 1, 40}},
+                                                 {{17, 5, 100}, {17, 1, 100}, {5, 1}},
+                                                 {{9, 11, 3, 2}, {11, 1, 2}, {9, 1, 3, 1}},
+                                                 {{3, 2}, {3, 1}, {2}},
+                                                 {{40, 127}, {40, 1}, {127}},
+                                                 {{2000, 2}, {2000, 1}, {1, 2}}};
+  for (const std::vector<Shape>& shapes : cases) {
+    expect_like_reference({.type = "Pointwise",
+                           .inputs = {{shapes[0]}, {shapes[1]}, {shapes[2]}},
+                           .attributes = expression("add(mul(x0,x1),x2)"),
+                           .tolerance = 1e-6});
+  }
+}
+
 // The gradient of a layer's weights may lie in blocks that are mostly padding, where it has few neurons.
 TEST(OwnPointwise, NeedsNoMoreWorkspaceThanPlannedInAnyLayoutOfWeights) {
   for (const int threads : {2, 7}) {
@@ -200,6 +219,9 @@ TEST(OwnReduce, IsTheReference) {
       {{1000, 300}, {{0}, {1}, {}}},
       {{50000}, {{0}}},
       {{20000, 3}, {{0}, {1}}},
+      {{37, 48}, {{1}}},
+      {{5, 13, 9, 21}, {{3}, {1, 3}, {0, 3}, {0, 1, 3}}},
+      {{300, 2, 25, 1}, {{0, 2}, {2}}},
       {{4, 20000}, {{0}, {1}}},
       {{1, 7}, {{0}, {1}}},
       {{}, {{}}}};

@@ -3,6 +3,8 @@
 //   rows      ... kept, summed     each result is a sum of rows of neighbours
 //   columns   ... summed, kept     neighbouring results are summed side by side, a piece of a row at a time
 //
+// Rows of few neighbours are summed sixteen results side by side, since each has too few elements for a vector of its own.
+//
 // Threads share out results where there are enough of them, and otherwise the elements that are summed; then each keeps
 // results of its own in the workspace, which are put together in the order of the threads.
 #include <fmt/format.h>
@@ -56,6 +58,7 @@ struct SmallestOf : Elements {
 constexpr int64_t kRowPiece = 4096;     // elements that are summed in single precision
 constexpr int64_t kColumnPiece = 1024;  // neighbouring results at a time
 constexpr int64_t kColumnRows = 32;     // rows that are summed in single precision
+constexpr int64_t kNarrow = 48;         // neighbours of a row, at most, that are summed with other rows side by side
 
 // Of `count` neighbours.
 template <class Join, class T>
@@ -231,6 +234,8 @@ class ReduceKernel final : public OwnKernel {
   // Results of `items` from some of the rows, of each some of the elements (all of them in columns).
   template <class Join, class T, class Result>
   void reduce(Range items, Range rows, Range elements, const Result& result) const {
+    if (!columns_ && inner_ <= kNarrow && elements.begin == 0 && elements.end == inner_)
+      return join_narrow<Join, T>(items, rows, result);
     const T* const x = input<T>(0);
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t kept = item / pieces_, piece = item % pieces_;
@@ -251,6 +256,36 @@ class ReduceKernel final : public OwnKernel {
     }
   }
   template <class Join, class T, class Result>
+  void join_narrow(Range items, Range rows, const Result& result) const {
+    const int64_t rows_at_once = std::max<int64_t>(1, kNarrow / inner_);  // in single precision
+    Walk from(kept_from_, items.begin), to(kept_to_, items.begin);
+    for (int64_t item = items.begin; item < items.end; item += kLanes) {
+      const int64_t count = std::min(kLanes, items.end - item);
+      const T* lane[kLanes];
+      int64_t place[kLanes];
+      for (int64_t i = 0; i < count; ++i, from.advance(1), to.advance(1)) {
+        lane[i] = input<T>(0) + from.offset();
+        place[i] = to.offset();
+      }
+      std::fill(lane + count, lane + kLanes, lane[0]);
+      double all[kLanes];
+      std::fill(all, all + kLanes, static_cast<double>(Join::kStart));
+      Walk walk(summed_, rows.begin);
+      for (int64_t begin = rows.begin; begin < rows.end; begin += rows_at_once) {
+        f32x16 some = splat(Join::kStart);
+        for (int64_t r = begin; r < std::min(rows.end, begin + rows_at_once); ++r, walk.advance(1)) {
+          for (int64_t j = walk.offset(); j < walk.offset() + inner_; ++j) {
+            f32x16 v;
+            for (int64_t i = 0; i < kLanes; ++i) v[i] = static_cast<float>(lane[i][j]);
+            some = Join::join(some, Join::taken(v));
+          }
+        }
+        for (int64_t i = 0; i < kLanes; ++i) all[i] = Join::join(all[i], static_cast<double>(some[i]));
+      }
+      for (int64_t i = 0; i < count; ++i) result(place[i], all[i]);
+    }
+  }
+  template <class Join, class T, class Result>
   void join_columns(const T* from, int64_t count, Range rows, const Result& result) const {
     float some[kColumnPiece];
     double all[kColumnPiece];
@@ -258,7 +293,7 @@ class ReduceKernel final : public OwnKernel {
     Walk walk(summed_, rows.begin);
     for (int64_t begin = rows.begin; begin < rows.end; begin += kColumnRows) {
       const int64_t end = std::min(rows.end, begin + kColumnRows);
-      std::fill(some, some + kColumnPiece, Join::kStart);
+      std::fill(some, some + count, Join::kStart);
       for (int64_t r = begin; r < end; ++r, walk.advance(1)) {
         const T* const row = from + walk.offset();
         int64_t i = 0;

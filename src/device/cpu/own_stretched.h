@@ -50,6 +50,15 @@ class Walk {
   // Steps to the end of the innermost dimension.
   int64_t run() const { return by_.count == 0 ? 1 : by_.axes[by_.count - 1].size - index_[by_.count - 1]; }
   int64_t step() const { return by_.count == 0 ? 0 : by_.axes[by_.count - 1].step; }
+  // Whole runs to the end of the dimension around the innermost one, of which there is one; how far they are apart.
+  int64_t runs() const { return by_.axes[by_.count - 2].size - index_[by_.count - 2]; }
+  int64_t step_of_runs() const { return by_.axes[by_.count - 2].step; }
+  // Over as many runs as runs() at most, from the beginning of one.
+  void advance_runs(int64_t count) {
+    index_[by_.count - 2] += count - 1;
+    offset_ += (count - 1) * step_of_runs();
+    advance(run());
+  }
   // `steps` is at most run().
   void advance(int64_t steps) {
     if (by_.count == 0) return;

@@ -9,17 +9,8 @@
 namespace plimsoll::cpu {
 namespace {
 
-OwnedPrimitiveDescriptor describe_reorder(const Tensor& from, const Tensor& to) {
-  const dnnl_memory_desc_t from_memory = describe(from.shape, from.dtype, from.layout);
-  const dnnl_memory_desc_t to_memory = describe(to.shape, to.dtype, to.layout);
-  dnnl_primitive_attr_t attributes = nullptr;
-  PLIMSOLL_DNNL(dnnl_primitive_attr_create(&attributes));
-  const Owned<dnnl_primitive_attr_t, dnnl_primitive_attr_destroy> guard(attributes);
-  PLIMSOLL_DNNL(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
-  dnnl_primitive_desc_t descriptor = nullptr;
-  PLIMSOLL_DNNL(dnnl_reorder_primitive_desc_create(&descriptor, &from_memory, dnnl_cpu_engine(), &to_memory,
-                                                   dnnl_cpu_engine(), attributes));
-  return OwnedPrimitiveDescriptor(descriptor);
+Implementation reorder_between(const Tensor& from, const Tensor& to) {
+  return cpu::reorder_between(describe(from.shape, from.dtype, from.layout), describe(to.shape, to.dtype, to.layout));
 }
 
 // For dtypes that oneDNN has not, and nothing to reorder.
@@ -49,9 +40,7 @@ std::vector<KernelSpec> reorder_specs(const Graph& graph, const Op& op, LayoutFa
   expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Tensor &from = tensor_at(graph, op, input(0)), &to = tensor_at(graph, op, output(0));
-  Implementation one;
-  if (!is_copy(from, to)) one.descriptor = describe_reorder(from, to);
-  KernelSpec spec = make_spec(op, "reorder", one.descriptor ? one.workspace() : Bytes{});
+  KernelSpec spec = make_spec(op, "reorder", is_copy(from, to) ? Bytes{} : reorder_between(from, to).workspace());
   spec.inputs[0] = from.layout;
   spec.outputs[0] = to.layout;
   return {spec};
@@ -64,13 +53,24 @@ std::unique_ptr<Kernel> make_reorder(const Graph& graph, const Op& op, std::stri
   const ThreadCount scope(threads);
   const Tensor &from = tensor_at(graph, op, input(0)), &to = tensor_at(graph, op, output(0));
   if (is_copy(from, to)) return std::make_unique<Copy>(from.bytes());
-  const Implementation one{describe_reorder(from, to), "reorder"};
+  const Implementation one = reorder_between(from, to);
   const std::vector<Argument> arguments = {{DNNL_ARG_FROM, input(0), describe(from.shape, from.dtype, from.layout)},
                                            {DNNL_ARG_TO, output(0), describe(to.shape, to.dtype, to.layout)}};
   return make_dnnl_kernel(op, one, arguments, threads);
 }
 
 }  // namespace
+
+Implementation reorder_between(const dnnl_memory_desc_t& from, const dnnl_memory_desc_t& to) {
+  dnnl_primitive_attr_t attributes = nullptr;
+  PLIMSOLL_DNNL(dnnl_primitive_attr_create(&attributes));
+  const Owned<dnnl_primitive_attr_t, dnnl_primitive_attr_destroy> guard(attributes);
+  PLIMSOLL_DNNL(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
+  dnnl_primitive_desc_t descriptor = nullptr;
+  PLIMSOLL_DNNL(
+      dnnl_reorder_primitive_desc_create(&descriptor, &from, dnnl_cpu_engine(), &to, dnnl_cpu_engine(), attributes));
+  return {OwnedPrimitiveDescriptor(descriptor), "reorder"};
+}
 
 std::vector<NamedFactory> reorder_kernels() { return {{"Reorder", {reorder_specs, make_reorder}}}; }
 
