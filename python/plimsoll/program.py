@@ -124,6 +124,9 @@ def _detach_without_gradient(module: GraphModule, as_buffers: Collection[str] = 
         anew = {base: _written_anew(graph, node, buffer) for base, buffer in written.items()}
         for result in list(node.users):
             base = _given_back(module, node, result)
+            if base not in into and (x := _given_in(module, node, base)) is not None:  # in PyTorch it is that tensor, whose gradient goes on
+                result.replace_all_uses_with(x)
+                continue
             if base in anew:  # what is written there later is to stay in the buffer
                 result.replace_all_uses_with(anew[base])
                 continue
@@ -218,8 +221,15 @@ def _is_without_gradient(node: Node) -> bool:
 def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
     """What is written in a region: the placeholders inside, and what they are outside."""
     graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
-    outside = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:]))
-    return {base: outside[base] for base in _written_by(graph) if isinstance(outside.get(base), Node)}
+    given = {base: _given_in(module, region, base) for base in _written_by(graph)}
+    return {base: x for base, x in given.items() if x is not None}
+
+
+def _given_in(module: GraphModule, region: Node, inside: Any) -> Optional[Node]:
+    """What a placeholder in a region is outside; None for another node."""
+    graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
+    x = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:])).get(inside)
+    return x if isinstance(x, Node) else None
 
 
 def _written_by(graph: Any) -> Iterator[Any]:
@@ -299,10 +309,31 @@ def _base_of(node: Any, views: bool = True) -> Any:
     while isinstance(node, Node) and node.op == "call_function" and node.args:
         schema = getattr(node.target, "_schema", None)
         alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
-        if alias is None or not (views or alias.is_write):
+        if alias is not None and (views or alias.is_write):
+            node = node.args[0]
+            continue
+        same = _same_as(node)
+        if same is None:
             break
-        node = node.args[0]
+        node = same
     return node
+
+
+def _same_as(node: Node) -> Optional[Node]:
+    """What an operator gives back as it is given, as ``flatten(1)`` does a matrix, ``contiguous()`` what is contiguous, and ``broadcast_tensors`` what has the shape of all."""
+    call, place = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
+    if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload) or not call.target._can_decompose():
+        return None
+    made = node.meta.get("val")
+    form = lambda x: (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else None  # noqa: E731
+    alike = [n for n in call.all_input_nodes if form(n.meta.get("val")) == form(made) is not None]
+    if not alike:
+        return None
+    args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta.get("val"), (call.args, call.kwargs))
+    with torch.no_grad():
+        result = call.target(*args, **kwargs)
+    result = result if place is None else result[place]
+    return next((n for n in alike if n.meta["val"] is result), None)
 
 
 def _is_of_buffer(node: Node) -> bool:

@@ -323,6 +323,56 @@ def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
         torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
+def _flattened(net, y):
+    return y.flatten(1)
+
+
+def _contiguous_and_of_its_type(net, y):
+    return y.contiguous().to(y.dtype)
+
+
+def _dropped_in_evaluation(net, y):
+    return nn.functional.dropout(y, 0.5, training=False)
+
+
+def _of_the_shape_of_all(net, y):
+    return torch.distributions.Normal(y, y.square() + 1).loc
+
+
+def _a_view(net, y):
+    return y.view(-1, 6)
+
+
+def _a_parameter_behind_a_view(net, y):
+    return y.clone() @ net.weight[:, :6].flatten(1)
+
+
+@pytest.mark.parametrize("read", [_flattened, _contiguous_and_of_its_type, _dropped_in_evaluation, _of_the_shape_of_all, _a_view, _a_parameter_behind_a_view], ids=lambda f: f.__name__)
+def test_what_is_given_back_as_it_is_without_gradients_keeps_its_own(read):
+    """``y.flatten(1)`` of a matrix is y, also under no_grad, where a view of y would have no gradient."""
+    mine, other = (torch.nn.Linear(8, 6) for _ in range(2))
+    other.load_state_dict(mine.state_dict())
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (mine, other)]
+    batches = [torch.randn(5, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+    def call(net, x):
+        y = net(x).tanh()
+        with torch.no_grad():
+            target = read(net, y)
+            far = target + 1
+        return ((y * torch.arange(6.0) - far) * target).square().mean()
+
+    step = plimsoll.compile(mine, optimizers[0], call=call, example=batches[0], costs="estimated")
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = call(other, batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
 class Averaging(nn.Module):
     """A module that keeps a moving average of another's weights itself, as MoCo's key encoder is one."""
 
