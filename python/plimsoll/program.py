@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .carried import Left, restored
+from .carried import Left, forgotten, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .gradients import NotLinear, write_gradients
@@ -393,7 +393,7 @@ def _quiet() -> Iterator[None]:
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with within_pytorch(), _quiet(), each_once(step), restored(step):
+        with within_pytorch(), _quiet(), each_once(step), restored(step), forgotten(step.forget_tables):
             left = Left(step)
             step.ended = left.look
             with watched(step) as watch:
@@ -578,7 +578,7 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
 # What a failed export says, and what that means to the user.
 _PLAINLY = (
     ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
-    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, or a tensor that is changed through .data, is not followed"),
+    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, a tensor that is changed through .data, or one that a pass leaves for the next as an attribute of a function, is not followed"),
     *((found, "a gradient that torch.func takes (grad, vjp, jacrev, jacfwd, hessian) is not followed; take it by torch.autograd.grad(..., create_graph=True)")
       for found in ("object has no attribute 'constant'", "with functorch transforms", "storage of TensorWrapper")),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),
