@@ -539,6 +539,49 @@ def test_a_ring_of_keys_whose_pointer_is_a_tensor():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+class Noting(nn.Module):
+    """Writes at places whose numbers are tensors without dimensions: of a buffer, and of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = nn.Linear(6, 4)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("means", torch.zeros(3))
+        self.register_buffer("table", torch.randn(3, 4, 2))
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.long))
+
+    def forward(self, x, place):
+        y = self.inner(x)
+        self.steps += 1
+        self.means[self.steps % 3] = y.detach().mean()
+        self.counts[place] += 1
+        with torch.no_grad():
+            self.table[:, place - 4] = y[:3, :2]
+            self.table[1, place] = 2
+            self.table[..., place, 1] = y[:3, 0]
+        z = y.clone()
+        z[:, place] = y[:, 0] * 2
+        z[place, 1:3] += y[place, 1:3]
+        return z * self.counts + self.means.mean() + self.table.clone().mean((0, 2))
+
+
+def test_what_is_written_at_a_number_that_is_a_tensor():
+    ours, theirs = Noting(), Noting()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (ours, theirs)]
+    loss = lambda output, batch: (output.tanh() - 0.5).square().mean()  # noqa: E731
+    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)), torch.tensor(i % 4)) for i in range(6)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], call=lambda net, batch: net(*batch), **LIMITS)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(*batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_a_pointer_that_python_asks_for_is_told_by_name():
     model = Queue(_by_number)
     with pytest.raises(plimsoll.Unsupported, match=r"test_buffers\.py:\d+\).*the number in the buffer 'pointer'.*keep it a tensor"):
