@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .chosen import depends
 from .errors import Unsupported, UnsupportedOp
 from .settings import _OWN, _PLAIN, _Cells, _Defaults, _Entries, _is_short, _is_users, _Methods, _Mode, _owners, _Read, _same, _Seen, _Slots
 
@@ -171,27 +172,43 @@ class Logged:
             (f"{owner}.{name}", fields, name, value, _copied(value))
             for owner, fields in _owners(model, functions, _Seen(model, *functions))
             for name, value in list(fields.items())
-            if isinstance(name, str) and not name.startswith("__") and (isinstance(value, _PLAIN) or _is_short(value))
+            if isinstance(name, str) and not name.startswith("__") and (isinstance(value, _PLAIN) or _is_short(value) or _is_of_tensors(value))
         ]
         for function in filter(None, (type(model).forward, *functions)):
             code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
             for name in _written_by(code) if code is not None else ():
-                if isinstance(variables.get(name), _PLAIN):
+                if isinstance(variables.get(name), (*_PLAIN, torch.Tensor)):
                     self._places.append((name, variables, name, variables.get(name), variables.get(name)))
 
     def put_back(self) -> None:
+        for told in self._put_back(lambda _: True):
+            warnings.warn(f"{told} is written with what is computed; a step runs no Python: it stays as it is. What is to be read after a step is what outputs= names", stacklevel=3)
+
+    def forget_tables(self) -> None:
+        """What depends on shapes alone, and is kept for the next pass, has no values: that makes it anew."""
+        for _ in self._put_back(lambda value: isinstance(value, FakeTensor) and not depends(value)):
+            pass
+
+    def _put_back(self, of: Callable[[Any], bool]) -> Iterator[str]:
+        """Those of captures' own that are ``of`` such a kind, as they were; the names of their places."""
+        is_left = lambda value: isinstance(value, OF_CAPTURES) and of(value)  # noqa: E731
         for told, fields, name, value, held in self._places:
             now = fields.get(name)
-            if isinstance(now, OF_CAPTURES):
+            if is_left(now):
                 _put(fields, name, value)
-            elif now is value and type(value) is dict and any(isinstance(entry, OF_CAPTURES) for entry in value.values()):
+            elif now is value and type(value) is dict and any(is_left(entry) for entry in value.values()):
                 value.clear()
                 value.update(held)
-            elif now is value and type(value) is list and any(isinstance(entry, OF_CAPTURES) for entry in value):
+            elif now is value and type(value) is list and any(is_left(entry) for entry in value):
                 value[:] = held
             else:
                 continue
-            warnings.warn(f"{told} is written with what is computed; a step runs no Python: it stays as it is. What is to be read after a step is what outputs= names", stacklevel=3)
+            yield told
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Tables that were kept before."""
+    return type(value) is torch.Tensor or type(value) in (dict, list) and all(isinstance(entry, torch.Tensor) for entry in (value.values() if type(value) is dict else value))
 
 
 def _written_by(code: CodeType) -> set[str]:

@@ -129,7 +129,7 @@ class Assumptions(TorchFunctionMode):
             done, args = self._by_made_masks(func, args)
             if done is not None:
                 return done[0]
-            if func is Tensor.__setitem__ and put_at_places(args):
+            if func is Tensor.__setitem__ and (put_at_places(args) or _put_at_number(*args)):
                 return None
         rows = begun(func, args, kwargs or {})
         if rows is not None:
@@ -321,18 +321,47 @@ _INTO_SAME = frozenset("__getitem__ view reshape select narrow transpose permute
 
 def _by_places(x: Tensor, index: Any) -> tuple:
     """x[:, i] of a number i that is a tensor: the place is picked by its number, where Python would ask for that."""
+    found = _numbered(x, index)
+    if found is None:
+        return x, index
+    before, number, after, dim = found
+    picked = x.index_select(dim, _from_the_end(number, x.shape[dim]))
+    return picked, (*before, 0, *after)
+
+
+def _put_at_number(x: Tensor, index: Any, value: Any) -> bool:
+    """x[:, i] = value of such a number i."""
+    found = _numbered(x, index)
+    if found is None:
+        return False
+    before, number, after, dim = found
+    rows = x[(*before, slice(None), *after)]
+    at = rows.dim() - 1 - sum(not isinstance(i, int) for i in after) if any(i is Ellipsis for i in before) else sum(not isinstance(i, int) for i in before)
+    value = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    shape = [n for d, n in enumerate(rows.shape) if d != at]
+    while value.dim() > len(shape) and value.shape[0] == 1:
+        value = value[0]
+    rows.index_copy_(at, _from_the_end(number, x.shape[dim]), value.expand(shape).unsqueeze(at))
+    return True
+
+
+def _from_the_end(number: Tensor, count: int) -> Tensor:
+    place = number.reshape(1).long()
+    return torch.where(place < 0, place + count, place)
+
+
+def _numbered(x: Tensor, index: Any) -> Optional[tuple[list, Tensor, list, int]]:
+    """An index in which one number is a tensor, and no other part: what stands before it, the number, what stands behind it, and the dimension that it is of."""
     parts = list(index) if isinstance(index, tuple) else [index]
     found = [n for n, i in enumerate(parts) if isinstance(i, Tensor) and i.dim() == 0 and i.dtype in (torch.int64, torch.int32) and not is_known(i)]
     if len(found) != 1 or any(isinstance(i, (Tensor, list)) for n, i in enumerate(parts) if n != found[0]):
-        return x, index
+        return None
     before, after = parts[: found[0]], parts[found[0] + 1 :]
     if any(i is Ellipsis for i in before):
         dim = x.dim() - 1 - sum(i is not None for i in after)
     else:
         dim = sum(i is not None for i in before)
-    place = parts[found[0]].reshape(1)
-    picked = x.index_select(dim, torch.where(place < 0, place + x.shape[dim], place))
-    return picked, (*before, 0, *after)
+    return before, parts[found[0]], after, dim
 
 
 def expected_of(frame: FrameType) -> Optional[bool]:

@@ -226,7 +226,7 @@ def capture(
         captured, error = None, None
         with torch.inference_mode(False), released(model, *beside.values()), synchronised_by_core(), short_masks(), plain_functions(), masks_by_torch(), padded_sequences():
             try:
-                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables, changing)
+                captured = _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, variables, changing, logged)
             except Unsupported as refused:
                 error = refused
             finally:
@@ -256,7 +256,7 @@ def _title(name: str, beside: dict[str, nn.Module]) -> str:
     return name
 
 
-def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, loose, changing) -> Captured:
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback, modes, beside, numbers, met, loose, changing, logged) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
@@ -272,7 +272,7 @@ def _capture(model, loss, example, call, outputs, training, any_batch, name, fal
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
     step = Joined(model, loss, call, outputs, example, beside, numbers, loose)
-    step.met = met
+    step.met, step.forget_tables = met, logged.forget_tables
     names, tied = _tie(step)
     fixed: list[str] = []
     asked = any_batch

@@ -7,12 +7,15 @@ look at, is the same in every pass, or not read.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .chosen import depends
 
@@ -78,6 +81,29 @@ def restored(step: nn.Module) -> Iterator[None]:
                     del module.__dict__[name]
                 elif name in attributes and attributes[name] is not value and any(True for _ in _tensors((value, attributes[name]))):
                     module.__dict__[name] = attributes[name]
+
+
+@contextmanager
+def forgotten(forget_tables: Callable[[], None]) -> Iterator[None]:
+    """Tables that a pass leaves in variables, and in what ``functools.lru_cache`` keeps, have no values where that was an export; the next pass makes them anew."""
+    try:
+        yield
+    finally:
+        forget_tables()
+        for cache in [o for o in gc.get_objects() if type(o) is functools._lru_cache_wrapper]:
+            if cache.cache_info().currsize and _keeps_fake(cache):
+                cache.cache_clear()
+
+
+def _keeps_fake(cache: Any) -> bool:
+    waiting = [(kept, _DEPTH) for kept in gc.get_referents(cache)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, FakeTensor):
+            return True
+        if depth > 0 and (isinstance(value, _CONTAINERS) or type(value).__name__ == "_lru_list_elem"):
+            waiting += [(kept, depth - 1) for kept in gc.get_referents(value)]
+    return False
 
 
 def _entries(container: Any) -> Any:

@@ -128,7 +128,17 @@ def with_count(func: Callable, args: tuple, kwargs: dict) -> tuple:
             return None, (x, -1, *sizes[1:])
         if own is not None and name in ("view", "reshape"):
             return marked(func(x, x.shape[0], *sizes[1:]), own), ()
+    if is_first and isinstance(x, Tensor) and name in ("view", "reshape") and not kwargs and _has_rows_of(x, sizes):
+        return None, (x, -1, *sizes[1:])
     raise RuntimeError(_REFUSED)
+
+
+def _has_rows_of(x: Tensor, sizes: tuple) -> bool:
+    """Whether loss.view(t.shape) gives the rows of t back, as where the loss is of t.view(-1)."""
+    own, of = chosen(x), sizes[0].of
+    if own is None or own.key != of.key or sizes[0].least or own.mask.shape[0] * of.width != of.mask.shape[0] * own.width:
+        return False
+    return all(type(n) is int for n in sizes[1:]) and x.numel() == of.mask.shape[0] * math.prod(sizes[1:])
 
 
 # --- len(), which Python wants a number of ---------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class Joined(nn.Module):
         self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
         self.ending: Optional[Callable[[], None]] = None  # called before, as the last that is done in it
         self.assigned = Assigned(model, *beside.values(), functions=[f for f in (loss, call, outputs) if f is not None])
+        self.forget_tables: Callable[[], None] = lambda: None  # that a pass has left in variables
         self.sizes: Optional[Sizes] = None  # where what the example has may decide sizes
         self.written: set[str] = set()  # buffers that a pass has changed through .data
         self.replaced: set[str] = set()  # parameters in whose place a pass has put others

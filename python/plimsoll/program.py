@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .carried import Left, restored
+from .carried import Left, forgotten, restored
 from .complex_numbers import as_pairs
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .gradients import NotLinear, write_gradients
@@ -131,6 +131,9 @@ def _detach_without_gradient(module: GraphModule, as_buffers: Collection[str] = 
         anew = {base: _written_anew(graph, node, buffer) for base, buffer in written.items()}
         for result in list(node.users):
             base = _given_back(module, node, result)
+            if base not in into and (x := _given_in(module, node, base)) is not None:  # in PyTorch it is that tensor, whose gradient goes on
+                result.replace_all_uses_with(x)
+                continue
             if base in anew:  # what is written there later is to stay in the buffer
                 result.replace_all_uses_with(anew[base])
                 continue
@@ -225,8 +228,15 @@ def _is_without_gradient(node: Node) -> bool:
 def _written_in(module: GraphModule, region: Node) -> dict[Node, Node]:
     """What is written in a region: the placeholders inside, and what they are outside."""
     graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
-    outside = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:]))
-    return {base: outside[base] for base in _written_by(graph) if isinstance(outside.get(base), Node)}
+    given = {base: _given_in(module, region, base) for base in _written_by(graph)}
+    return {base: x for base, x in given.items() if x is not None}
+
+
+def _given_in(module: GraphModule, region: Node, inside: Any) -> Optional[Node]:
+    """What a placeholder in a region is outside; None for another node."""
+    graph = getattr(module, region.args[1].target).graph  # type: ignore[union-attr]
+    x = dict(zip(graph.find_nodes(op="placeholder"), region.args[2:])).get(inside)
+    return x if isinstance(x, Node) else None
 
 
 def _written_by(graph: Any) -> Iterator[Any]:
@@ -306,10 +316,31 @@ def _base_of(node: Any, views: bool = True) -> Any:
     while isinstance(node, Node) and node.op == "call_function" and node.args:
         schema = getattr(node.target, "_schema", None)
         alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
-        if alias is None or not (views or alias.is_write):
+        if alias is not None and (views or alias.is_write):
+            node = node.args[0]
+            continue
+        same = _same_as(node)
+        if same is None:
             break
-        node = node.args[0]
+        node = same
     return node
+
+
+def _same_as(node: Node) -> Optional[Node]:
+    """What an operator gives back as it is given, as ``flatten(1)`` does a matrix, ``contiguous()`` what is contiguous, and ``broadcast_tensors`` what has the shape of all."""
+    call, place = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
+    if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload) or not call.target._can_decompose():
+        return None
+    made = node.meta.get("val")
+    form = lambda x: (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else None  # noqa: E731
+    alike = [n for n in call.all_input_nodes if form(n.meta.get("val")) == form(made) is not None]
+    if not alike:
+        return None
+    args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta.get("val"), (call.args, call.kwargs))
+    with torch.no_grad():
+        result = call.target(*args, **kwargs)
+    result = result if place is None else result[place]
+    return next((n for n in alike if n.meta["val"] is result), None)
 
 
 def _is_of_buffer(node: Node) -> bool:
@@ -369,7 +400,7 @@ def _quiet() -> Iterator[None]:
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with within_pytorch(), _quiet(), each_once(step), restored(step):
+        with within_pytorch(), _quiet(), each_once(step), restored(step), forgotten(step.forget_tables):
             left = Left(step)
             step.ended = left.look
             with watched(step) as watch:
@@ -554,7 +585,7 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
 # What a failed export says, and what that means to the user.
 _PLAINLY = (
     ("tuple of ints,but got FakeTensor", "a size depends on values, as those of packed sequences do (pack_padded_sequence); run the layer on the padded batch, and leave padding out by a mask"),
-    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, or a tensor that is changed through .data, is not followed"),
+    ("found a fake tensor in the exported program constant", "a gradient that is taken inside of the forward pass otherwise than by torch.autograd.grad, a tensor that is changed through .data, or one that a pass leaves for the next as an attribute of a function, is not followed"),
     *((found, "a gradient that torch.func takes (grad, vjp, jacrev, jacfwd, hessian) is not followed; take it by torch.autograd.grad(..., create_graph=True)")
       for found in ("object has no attribute 'constant'", "with functorch transforms", "storage of TensorWrapper")),
     ("SparseTensorImpl", "a sparse tensor is not followed; give its indices, and add at them by index_add, or a dense tensor"),

@@ -323,6 +323,56 @@ def test_what_is_written_without_gradients_lets_those_of_before_pass(use):
         torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
+def _flattened(net, y):
+    return y.flatten(1)
+
+
+def _contiguous_and_of_its_type(net, y):
+    return y.contiguous().to(y.dtype)
+
+
+def _dropped_in_evaluation(net, y):
+    return nn.functional.dropout(y, 0.5, training=False)
+
+
+def _of_the_shape_of_all(net, y):
+    return torch.distributions.Normal(y, y.square() + 1).loc
+
+
+def _a_view(net, y):
+    return y.view(-1, 6)
+
+
+def _a_parameter_behind_a_view(net, y):
+    return y.clone() @ net.weight[:, :6].flatten(1)
+
+
+@pytest.mark.parametrize("read", [_flattened, _contiguous_and_of_its_type, _dropped_in_evaluation, _of_the_shape_of_all, _a_view, _a_parameter_behind_a_view], ids=lambda f: f.__name__)
+def test_what_is_given_back_as_it_is_without_gradients_keeps_its_own(read):
+    """``y.flatten(1)`` of a matrix is y, also under no_grad, where a view of y would have no gradient."""
+    mine, other = (torch.nn.Linear(8, 6) for _ in range(2))
+    other.load_state_dict(mine.state_dict())
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (mine, other)]
+    batches = [torch.randn(5, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+    def call(net, x):
+        y = net(x).tanh()
+        with torch.no_grad():
+            target = read(net, y)
+            far = target + 1
+        return ((y * torch.arange(6.0) - far) * target).square().mean()
+
+    step = plimsoll.compile(mine, optimizers[0], call=call, example=batches[0], costs="estimated")
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = call(other, batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
 class Averaging(nn.Module):
     """A module that keeps a moving average of another's weights itself, as MoCo's key encoder is one."""
 
@@ -479,6 +529,49 @@ def test_a_ring_of_keys_whose_pointer_is_a_tensor():
     loss = lambda output, batch: torch.logsumexp(output * 4, 1).mean()  # noqa: E731
     batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
     step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], **LIMITS)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(*batch), batch)
+        expected.backward()
+        optimizers[1].step()
+        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class Noting(nn.Module):
+    """Writes at places whose numbers are tensors without dimensions: of a buffer, and of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = nn.Linear(6, 4)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("means", torch.zeros(3))
+        self.register_buffer("table", torch.randn(3, 4, 2))
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.long))
+
+    def forward(self, x, place):
+        y = self.inner(x)
+        self.steps += 1
+        self.means[self.steps % 3] = y.detach().mean()
+        self.counts[place] += 1
+        with torch.no_grad():
+            self.table[:, place - 4] = y[:3, :2]
+            self.table[1, place] = 2
+            self.table[..., place, 1] = y[:3, 0]
+        z = y.clone()
+        z[:, place] = y[:, 0] * 2
+        z[place, 1:3] += y[place, 1:3]
+        return z * self.counts + self.means.mean() + self.table.clone().mean((0, 2))
+
+
+def test_what_is_written_at_a_number_that_is_a_tensor():
+    ours, theirs = Noting(), Noting()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (ours, theirs)]
+    loss = lambda output, batch: (output.tanh() - 0.5).square().mean()  # noqa: E731
+    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)), torch.tensor(i % 4)) for i in range(6)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], call=lambda net, batch: net(*batch), **LIMITS)
     for batch in batches:
         optimizers[1].zero_grad()
         expected = loss(theirs(*batch), batch)

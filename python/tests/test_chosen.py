@@ -52,6 +52,16 @@ def into_columns(y: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
+def distances_by_classes(m: Model, y: Tensor, labels: Tensor) -> Tensor:
+    """As the detectors of Ultralytics learn where a box ends: between two classes, for each of its sides."""
+    mask = labels >= 0
+    sides, place = torch.cat([y, y * 2, y - 1, y + 1], -1)[mask].view(-1, 5), torch.stack([labels, 4 - labels, labels * 0], -1).float().repeat_interleave(2, -1)[..., :4][mask] * 0.9
+    left = place.long()
+    share = left + 1 - place
+    of = lambda goal: F.cross_entropy(sides, goal.view(-1), reduction="none").view(goal.shape)  # noqa: E731
+    return (of(left) * share + of(left + 1) * (1 - share)).mean(-1, keepdim=True).sum() / 5
+
+
 def some_of_what_was_chosen(m: Model, y: Tensor, labels: Tensor) -> Tensor:
     rows, kinds = y[labels >= 0], labels[labels >= 0]
     total, large = rows.sum(-1), rows.sum(-1) > 0
@@ -260,6 +270,7 @@ LOSSES = {
     "if_any": if_any,
     "if_none_goes_on": if_none_goes_on,
     "hard_negatives": hard_negatives,
+    "distances_by_classes": distances_by_classes,
 }
 
 

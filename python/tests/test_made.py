@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import numpy as np
@@ -302,3 +303,63 @@ def test_what_is_unique_among_shapes_is_known():
         expected.backward()
         optimizers[1].step()
         assert step(crops) == pytest.approx(expected.item(), rel=1e-5)
+
+
+KEPT: dict = {}
+TABLE = None
+
+
+def table(n):
+    return torch.arange(float(n))[:, None] * torch.linspace(0, 1, 6)
+
+
+@functools.lru_cache
+def kept_by_python(n):
+    return table(n), table(n).cos()
+
+
+def kept_in_a_dictionary(n):
+    if n not in KEPT:
+        KEPT[n] = table(n)
+    return KEPT[n]
+
+
+def kept_in_a_default(n, kept={}):
+    if n not in kept:
+        kept[n] = table(n)
+    return kept[n]
+
+
+def kept_in_a_variable(n):
+    global TABLE
+    if TABLE is None or len(TABLE) < n:
+        TABLE = table(n)
+    return TABLE[:n]
+
+
+class Placed(nn.Module):
+    def __init__(self, places):
+        super().__init__()
+        self.words, self.last, self.places = nn.Embedding(11, 6), nn.Linear(6, 11), places
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.words(x) + self.places(x.shape[1])))
+
+
+@pytest.mark.parametrize("places", [lambda n: kept_by_python(n)[1], kept_in_a_dictionary, kept_in_a_default, kept_in_a_variable], ids=["cache", "dictionary", "default", "variable"])
+def test_tables_that_functions_keep_are_made_anew_and_stay_of_use(places):
+    torch.manual_seed(0)
+    ours = Placed(places)
+    theirs = copy.deepcopy(ours)
+    theirs.places = {"cache": lambda n: table(n).cos()}.get(getattr(places, "__name__", "").replace("<lambda>", "cache"), table)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs)]
+    loss = lambda output, batch: F.cross_entropy(output.mT, batch)  # noqa: E731
+    batches = [torch.randint(11, (3, n), generator=torch.Generator().manual_seed(n)) for n in (6, 5, 7, 6)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], memory="16MiB", costs="estimated")
+    for x in batches:
+        optimizers[1].zero_grad()
+        expected = loss(theirs(x), x)
+        expected.backward()
+        optimizers[1].step()
+        assert step(x) == pytest.approx(expected.item(), rel=1e-4)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)  # what was kept has values

@@ -1039,6 +1039,44 @@ def test_whole_numbers_that_are_picked_by_what_depends_on_parameters():
     assert_same(both(start(Scheduled()), (integers("words", 9, 5, 4), integers("given", 2, 5, 4)), any_batch=False))
 
 
+class Replaced(nn.Module):
+    """Words that one network draws stand among those of a text, and another tells which, as in ELECTRA. Of a place that is written twice, the last stays."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.words, self.drawn, self.told, self.dim = nn.Embedding(9, 6), nn.Linear(6, 9), nn.Linear(6, 2), dim
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        own = self.drawn(self.words(words)).gather(self.dim, places[..., None].expand(-1, -1, 9)).argmax(-1)
+        text = words.clone().scatter_(self.dim, places, own)
+        return F.cross_entropy(self.told(self.words(text)).flatten(0, 1), (text != words).flatten().long())
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_whole_numbers_that_depend_on_parameters_are_written_among_others(dim):
+    places = torch.tensor([[2, 0, 2, 1]] * 5) if dim == 1 else torch.tensor([[3, 1, 3, 0]] * 5).T.contiguous()
+    words = integers("words", 9, 5, 4) if dim == 1 else integers("words", 9, 4, 5)
+    assert_same(both(start(Replaced(dim)), (words, places), any_batch=False))
+
+
+class Shifted(nn.Module):
+    """Rows are read from the places on that a topk gives, as Autoformer delays them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        delay = y.mean(1).topk(3, dim=-1)[1]
+        places = torch.arange(6).repeat(len(x), 4, 1) + delay[:, 1, None, None].repeat(1, 4, 6)
+        return weighted(y.repeat(1, 1, 2).gather(-1, places))
+
+
+def test_whole_numbers_that_are_repeated():
+    assert_same(both(start(Shifted()), floats("x", 3, 4, 6), any_batch=False))
+
+
 class Unequal(nn.Module):
     """Fewer heads of keys than of values."""
 

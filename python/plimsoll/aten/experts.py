@@ -78,7 +78,7 @@ def bound(w: "Writer", node: Any) -> Optional[int]:
 
 
 _PLACES = ("aten.sort.", "aten.topk.", "aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.kthvalue.")
-_SAME = frozenset(f"aten.{name}" for name in "view.default expand.default permute.default unsqueeze.default squeeze.dim squeeze.dims slice.Tensor select.int alias.default clone.default detach.default gather.default".split())
+_SAME = frozenset(f"aten.{name}" for name in "view.default expand.default permute.default unsqueeze.default squeeze.dim squeeze.dims slice.Tensor select.int alias.default clone.default detach.default gather.default repeat.default flip.default roll.default index_select.default".split())
 
 
 def extent(w: "Writer", node: Any) -> Optional[tuple[int, int]]:

@@ -28,10 +28,42 @@ def scatter_add(w: "Writer", node: Node, a: Arguments):
 @converts("scatter.src", "scatter.value")
 def scatter(w: "Writer", node: Node, a: Arguments):
     """Of a place that is written twice PyTorch leaves either; this leaves the mean of the two."""
+    if "src" in a and (y := _whole_written(w, node, a)) is not None:
+        return y
     counts = _added(w, node, a, 1.0)
     if "value" in a:
         return w.pointwise("where(gt({0},0.5),{1},{2})", [counts, a["value"], a["self"]])
     return _mean_where_written(w, _added(w, node, a, a["src"]), counts, a["self"])
+
+
+def _whole_written(w: "Writer", node: Node, a: Arguments) -> Optional[str]:
+    """Whole numbers of any size, as words that a generator has drawn are written among those of a text: picked of both, side by side. Of a place that is written twice, the last."""
+    dim, shape = axis(a["dim"], len(w.shape(node))), w.shape(node)
+    size = w.shape(a["index"])
+    if w.dtype(node) != torch.int64 or not shape or [n for d, n in enumerate(size) if d != dim] != [n for d, n in enumerate(shape) if d != dim] or shape[dim] + size[dim] >= EXACT:
+        return None
+    source = w.value(a["src"])
+    for d, n in enumerate(size):
+        source = w.slice(source, d, 0, n)
+    both = w.concat([_whole(w, w.value(a["self"]), "own"), _whole(w, source, "written")], dim, "both")
+
+    def along(count: int) -> str:
+        return w.add_constant(torch.arange(count, dtype=torch.float32).reshape([-1 if d == dim else 1 for d in range(len(shape))]))
+
+    places, order = w.emit("Sort", [w.value(a["index"])], [size, size], {"axis": dim, "descending": 0}, "in_order", outputs=("y", "indices"))
+    w.dtype_of[places], w.dtype_of[order] = w.dtype_of[w.value(a["index"])], "i64"
+    numbers = w.value(w.pointwise("where({0},add({1},1.0),0.0)", [_ends(w, places, dim), order], "numbers"))  # from 1
+    number = w.emit("GatherBackward", [numbers, places], shape, {"axis": dim, "shape": shape}, "number")
+    place = w.pointwise(f"where(gt({{0}},0.5),add({{0}},{float(shape[dim] - 1)!r}),{{1}})", [number, along(shape[dim])], "from")
+    place = w.emit("Cast", [w.value(place)], shape, {"dtype": "i64"}, "place", dtype="i64")
+    return w.emit("Gather", [both, place], shape, {"axis": dim}, "y", dtype="i64")
+
+
+def _whole(w: "Writer", name: str, part: str) -> str:
+    """Labels that come from outside may be i32 in the end."""
+    if w.dtype_of[name] == "i64" and w.root(name) not in w.tensors:
+        return name
+    return w.emit("Cast", [name], w.shape_of[name], {"dtype": "i64"}, part + "_whole", dtype="i64")
 
 
 @converts("scatter_reduce.two")
@@ -79,11 +111,7 @@ def _extreme_written(w: "Writer", node: Node, a: Arguments, is_max: bool):
     values, by_value = in_order(fixed, "by_value", descending=not is_max)
     places, by_place = in_order(picked(index, by_value, "places"), "by_place")
     values = picked(values, by_place, "ordered")
-    count = size[dim]
-    last = w.fill([n if d != dim else 1 for d, n in enumerate(size)], 1.0, "end")
-    if count > 1:
-        halves = [w.slice(places, dim, begin, count - 1) for begin in (0, 1)]
-        last = w.concat([w.value(w.pointwise("ne({0},{1})", halves, "is_last")), last], dim)
+    last = _ends(w, places, dim)
     found = added(w.value(w.pointwise("where({0},{1},0.0)", [last, values], "extremes")), places, "found")
     written = added(last, places, "written")
     own: Any = a["self"]
@@ -100,6 +128,16 @@ def _extreme_written(w: "Writer", node: Node, a: Arguments, is_max: bool):
         return w.pointwise("where(gt({1},0.5),div({0},max({1},1.0)),{2})", [chosen, number, own])
     form = "div(add({0},where(eq({2},{3}),{2},0.0)),add({1},eq({2},{3})))"
     return w.pointwise(form, [chosen, number, own, top])
+
+
+def _ends(w: "Writer", places: str, dim: int) -> str:
+    """Where the last of several equal ones stands, of what is sorted."""
+    size = w.shape_of[places]
+    last = w.fill([n if d != dim else 1 for d, n in enumerate(size)], 1.0, "end")
+    if size[dim] == 1:
+        return last
+    halves = [w.slice(places, dim, begin, size[dim] - 1) for begin in (0, 1)]
+    return w.concat([w.value(w.pointwise("ne({0},{1})", halves, "is_last")), last], dim)
 
 
 def _mean_where_written(w: "Writer", total: str, counts: str, otherwise: Node):
