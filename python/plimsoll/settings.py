@@ -50,6 +50,7 @@ class _Absent:
 
 _ABSENT = _Absent()
 _TORCH, _PLIMSOLL = (str(Path(file).parent) + "/" for file in (torch.__file__, __file__))
+_BATCH_NORM = nn.BatchNorm2d.forward.__code__.co_filename
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _MOVES = 3  # values of a number after which it is tried as an input
 OFTEN = "make it a tensor of the batch, or, of a module, write into it by load_state_dict and put no other in its place"
@@ -533,8 +534,10 @@ def names_read() -> Iterator[set[str]]:
     finally:
         _reading.codes = before
         for code in codes:
-            if not _is_foreign(code.co_filename):
-                names.update(code.co_names, code.co_freevars, (const for const in code.co_consts if isinstance(const, str)))
+            if _is_foreign(code.co_filename):
+                continue
+            read = {*code.co_names, *code.co_freevars, *(const for const in code.co_consts if isinstance(const, str))}
+            names |= read - {"num_batches_tracked"} if code.co_filename == _BATCH_NORM else read  # which is read where momentum is None, and that is refused
 
 
 @contextmanager

@@ -212,6 +212,17 @@ class LeastSearch {
   bool auto_ = false;
 };
 
+bool keeps_any_otherwise(const LaidOut& laid) {
+  return std::ranges::any_of(laid.graph.states,
+                             [&](const State& s) { return !laid.graph.tensor(s.before).layout.is_plain(); });
+}
+
+// All states as they lie in files.
+CompileOptions with_plain_states(CompileOptions options, const Graph& graph) {
+  for (const State& state : graph.states) options.state_layouts.try_emplace(graph.tensor(state.before).name);
+  return options;
+}
+
 }  // namespace
 
 Least find_least(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -224,13 +235,21 @@ Least find_least(const Network& network, const Device& device, const CostTable& 
     for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain})
       choices.push_back({.family = family, .limit = {0}});
   }
-  bool any = false;
+  bool any = false, any_otherwise = false;
   for (const Choice& choice : choices) {
     const LaidOut* laid = flow.lay_out(choice);
     if (laid == nullptr) continue;
     any = true;
+    any_otherwise = any_otherwise || keeps_any_otherwise(*laid);
     search.consider(*laid, enough);
     if (search.fits(enough)) break;
+  }
+  // Where a parameter lies as its kernels like it, its gradient may be there twice, once for the update.
+  if (!pinned && any_otherwise && !search.fits(enough)) {
+    const CompileOptions plain = with_plain_states(search.options(), network.graph);
+    Flow other(network, device, search.costs(), plain);
+    const LaidOut* laid = other.lay_out(choices.front());
+    if (laid != nullptr) search.consider(*laid, enough);
   }
   for (const Choice& choice : choices) {
     const LaidOut* laid = flow.lay_out(choice);
