@@ -49,6 +49,43 @@ TEST(OwnUpdate, AdamIsTheReferenceAtAnyStep) {
   }
 }
 
+// Numbers that are not normal take a processor many times as long, and a state that fades would keep them.
+TEST(OwnUpdate, StatesFadeToZero) {
+  const auto device = open_device("cpu", 1);
+  const auto run = [&](std::string_view type, std::vector<float> settings, std::vector<float> state) {
+    Graph graph;
+    const bool adam = type == "AdamUpdate";
+    const Shape shape{static_cast<int64_t>(state.size())};
+    std::vector<TensorId> inputs{graph.add_source("w", shape, DType::f32, Role::parameter),
+                                 graph.add_source("g", shape, DType::f32, Role::gradient),
+                                 graph.add_source("rate", {}, DType::f32, Role::hyperparameter)};
+    if (adam) inputs.push_back(graph.add_source("step", {}, DType::i64, Role::hyperparameter));
+    for (int i = 0; i < (adam ? 2 : 1); ++i)
+      inputs.push_back(graph.add_source(fmt::format("state {}", i), shape, DType::f32, Role::optimizer_state));
+    const OpId op = graph.add_op(std::string(type), "update", "update", inputs,
+                                 adam ? Attributes{} : Attributes{{"momentum", 0.9}});
+    const auto kernel = device->make_kernel(graph, graph.op(op), "own");
+    std::vector<float> w(state.size(), 1.0f), g(state.size()), second = state;
+    int64_t step = 1000;
+    std::vector<void*> in{w.data(), g.data(), settings.data()}, out{w.data(), state.data()};
+    if (adam) in.push_back(&step);
+    in.push_back(state.data());
+    if (adam) {
+      in.push_back(second.data());
+      out.push_back(second.data());
+    }
+    std::vector<std::byte> workspace(static_cast<size_t>(kernel->workspace().count) + 1);
+    kernel->bind(in, out, workspace.data());
+    kernel->run();
+    if (adam) state.insert(state.end(), second.begin(), second.end());
+    return state;
+  };
+  const float least = std::numeric_limits<float>::min();
+  EXPECT_THAT(run("SgdUpdate", {0.1f}, std::vector<float>(20, least)), ::testing::Each(0.0f));
+  EXPECT_THAT(run("AdamUpdate", {0.1f}, std::vector<float>(20, least)), ::testing::Each(0.0f));
+  EXPECT_THAT(run("AdamUpdate", {0.1f}, std::vector<float>(20, 2 * least)), ::testing::Each(::testing::Ge(least)));
+}
+
 // A plan asks for the workspace before it chooses the layout.
 TEST(OwnGradientNorm, NeedsTheSameWorkspaceHoweverTheGradientIsPadded) {
   const auto device = open_device("cpu", 1);
