@@ -42,6 +42,13 @@ constexpr SettingOfOptimizers kSettings[] = {
 
 double of(const OptimizerSettings& s, std::string_view name) { return s.find(name)->second; }
 
+// A moment whose gradient stays away ends among the numbers that are too small to be normal, which take a processor many times
+// as long: it is zero then.
+Term fading(Formulas& f, Term moment) {
+  const Term least = f.number(std::numeric_limits<float>::min());
+  return where(f.call(Function::lt, abs(moment), least), f.number(0), moment);
+}
+
 // The gradient with the weight decay that is added to it.
 Term decayed_gradient(Formulas& f) { return f.gradient() + f["weight_decay"] * f.parameter(); }
 
@@ -56,7 +63,7 @@ Term sgd(Formulas& f) {
   Term g = decayed_gradient(f);
   if (f.has("momentum")) {
     Term velocity = f.state("momentum");
-    velocity = f.next(velocity, f["momentum"] * velocity + f["rest"] * g);
+    velocity = f.next(velocity, fading(f, f["momentum"] * velocity + f["rest"] * g));
     g = f.has("nesterov") ? g + f["momentum"] * velocity : velocity;
   }
   return f.parameter() - f["learning_rate"] * g;
@@ -73,7 +80,7 @@ Term parameter_of_adams(Formulas& f) {
 }
 Term next_mean(Formulas& f, Term g) {
   const Term mean = f.state("exp_avg");
-  return f.next(mean, mean + f["rest1"] * (g - mean));
+  return f.next(mean, fading(f, mean + f["rest1"] * (g - mean)));
 }
 Moments moments(Formulas& f) {
   const Term g = gradient_of_adams(f), mean = next_mean(f, g), square = f.state("exp_avg_sq");
@@ -132,7 +139,7 @@ Term rmsprop(Formulas& f) {
   Term step = g / (sqrt(size) + f["eps"]);
   if (f.has("momentum")) {
     const Term velocity = f.state("momentum_buffer");
-    step = f.next(velocity, f["momentum"] * velocity + step);
+    step = f.next(velocity, fading(f, f["momentum"] * velocity + step));
   }
   return f.parameter() - f["learning_rate"] * step;
 }
@@ -228,7 +235,7 @@ Factors lion_factors(const OptimizerSettings& s, const UpdateMoment& m) {
 // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
 Term lion(Formulas& f) {
   const Term g = f.gradient(), mean = f.state("exp_avg");
-  f.next_behind(mean, mean + f["rest2"] * (g - mean));
+  f.next_behind(mean, fading(f, mean + f["rest2"] * (g - mean)));
   return f["keep"] * f.parameter() - f["learning_rate"] * sign(mean + f["rest1"] * (g - mean));
 }
 
@@ -329,7 +336,7 @@ Term fairseq_adafactor(Formulas& f) {
   Term change = clipped * step;
   if (f.has("momentum")) {
     const Term before = f.state("exp_avg");
-    change = f.next(before, before + f["rest1"] * (change - before));
+    change = f.next(before, fading(f, before + f["rest1"] * (change - before)));
   }
   return f.parameter() - f["weight_decay"] * rate * f.parameter() - change;
 }

@@ -75,6 +75,7 @@ class Updated {
     return names;
   }
   const Graph& graph() const { return graph_; }
+  double value(std::string_view state, int64_t i) { return (*values_)[graph_.find_tensor(std::string(state))].at(i); }
   std::vector<double> all() {
     std::vector<double> result;
     for (const State& state : graph_.states) {
@@ -408,6 +409,26 @@ TEST(UpdateRules, LeaveAllAsItIsWhereTheScaleIsBelowZero) {
       scaled.step(step, 1);
       EXPECT_EQ(scaled.all(), plain.all());
     }
+  }
+}
+
+// Not to numbers that are too small for 32 bits to be normal.
+TEST(UpdateRules, MomentsFadeToZero) {
+  for (const auto& [name, settings, state] : std::vector<std::tuple<std::string, OptimizerSettings, std::string>>{
+           {"sgd", {{"momentum", 0.9}, {"dampening", 0.1}}, "w.momentum"},
+           {"adam", {{"amsgrad", 1}}, "w.exp_avg"},
+           {"nadam", {}, "w.exp_avg"},
+           {"radam", {}, "w.exp_avg"},
+           {"adamax", {}, "w.exp_avg"},
+           {"lion", {{"beta2", 0.9}}, "w.exp_avg"},
+           {"rmsprop", {{"momentum", 0.9}}, "w.momentum_buffer"},
+           {"fairseq_adafactor", {{"momentum", 0.9}}, "w.exp_avg"}}) {
+    SCOPED_TRACE(name);
+    Updated updated(options_of(name, settings), true);
+    updated.step(0);
+    EXPECT_NE(updated.value(state, 1), 0);
+    for (int step = 1; step < 1000; ++step) updated.step(step, 0);
+    EXPECT_EQ(updated.value(state, 1), 0);
   }
 }
 
