@@ -150,8 +150,11 @@ std::vector<Saved> saved_plans(const Device& device) {
   tight.memory = {whole * 7 / 10};
   plans.push_back(compiled("tight", device, tight, with_tiers));
   PlanRequest again = tight;
-  again.memory = {whole * 95 / 100};
-  plans.push_back(compiled("recomputing", device, again, {.policy = "dtr"}));
+  for (int64_t percent = 95; percent > 50 && plans.back().name != "recomputing"; percent -= 3) {
+    again.memory = {whole * percent / 100};
+    Saved by_dtr = compiled("recomputing", device, again, {.policy = "dtr"});
+    if (by_dtr.program.plan->predicted.recompute_steps > 0) plans.push_back(std::move(by_dtr));
+  }
   again.memory = {INT64_MAX};
   plans.push_back(compiled("whole", device, again, {.policy = "liveness"}));
   const CompileOptions in_parts{.policy = "liveness",
