@@ -100,16 +100,13 @@ class LeastSearch {
     if (other) take(*std::move(other));
   }
   // Asks for plans within less than `known`, as somebody would who is told of that: a search for a budget finds what one for the
-  // least does not. Which budgets these are follows from the graph, and with many ops, of which a search takes long, from `enough`,
-  // for which there was none.
+  // least does not. Which budgets these are follows from the graph, so what is named is found again by who asks for it. With many ops,
+  // of which a search takes long, they are fewer, with less effort.
   void descend(const LaidOut& laid, Bytes low, Bytes known, Bytes enough) {
     if (!auto_) return;
     options_.search_effort = asked_.search_effort / kEffortOfDescent;
     const bool many = laid.graph.op_count() > kManyOpsOfDescent;
-    if (many) {
-      low = std::max(low, enough);
-      options_.run_effort = asked_.run_effort / static_cast<int64_t>(kEffortOfDescent);
-    }
+    if (many) options_.run_effort = asked_.run_effort / static_cast<int64_t>(kEffortOfDescent);
     const Bytes close{std::max(known.count / (many ? kCloseToOfMany : kCloseTo), kStayAlignment)};
     const auto middle = [&] { return Bytes{low.count + (known - low).count / 2}; };
     for (Bytes budget = many ? middle() : low; low < known && !fits(enough); budget = middle()) {

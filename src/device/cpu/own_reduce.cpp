@@ -234,8 +234,10 @@ class ReduceKernel final : public OwnKernel {
   // Results of `items` from some of the rows, of each some of the elements (all of them in columns).
   template <class Join, class T, class Result>
   void reduce(Range items, Range rows, Range elements, const Result& result) const {
-    if (!columns_ && inner_ <= kNarrow && elements.begin == 0 && elements.end == inner_)
-      return join_narrow<Join, T>(items, rows, result);
+    if constexpr (std::is_same_v<T, float>) {  // few whole numbers are summed in double precision
+      if (!columns_ && inner_ <= kNarrow && elements.begin == 0 && elements.end == inner_)
+        return join_narrow<Join>(items, rows, result);
+    }
     const T* const x = input<T>(0);
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t kept = item / pieces_, piece = item % pieces_;
@@ -255,16 +257,16 @@ class ReduceKernel final : public OwnKernel {
       result(to, value);
     }
   }
-  template <class Join, class T, class Result>
+  template <class Join, class Result>
   void join_narrow(Range items, Range rows, const Result& result) const {
     const int64_t rows_at_once = std::max<int64_t>(1, kNarrow / inner_);  // in single precision
     Walk from(kept_from_, items.begin), to(kept_to_, items.begin);
     for (int64_t item = items.begin; item < items.end; item += kLanes) {
       const int64_t count = std::min(kLanes, items.end - item);
-      const T* lane[kLanes];
+      const float* lane[kLanes];
       int64_t place[kLanes];
       for (int64_t i = 0; i < count; ++i, from.advance(1), to.advance(1)) {
-        lane[i] = input<T>(0) + from.offset();
+        lane[i] = input(0) + from.offset();
         place[i] = to.offset();
       }
       std::fill(lane + count, lane + kLanes, lane[0]);
@@ -276,7 +278,7 @@ class ReduceKernel final : public OwnKernel {
         for (int64_t r = begin; r < std::min(rows.end, begin + rows_at_once); ++r, walk.advance(1)) {
           for (int64_t j = walk.offset(); j < walk.offset() + inner_; ++j) {
             f32x16 v;
-            for (int64_t i = 0; i < kLanes; ++i) v[i] = static_cast<float>(lane[i][j]);
+            for (int64_t i = 0; i < kLanes; ++i) v[i] = lane[i][j];
             some = Join::join(some, Join::taken(v));
           }
         }
