@@ -523,12 +523,10 @@ def _by_number(m, keys):
     m.pointer[0] = (begin + len(keys)) % m.queue.shape[1]
 
 
-def test_a_ring_of_keys_whose_pointer_is_a_tensor():
-    ours, theirs = Queue(_by_places), Queue(_by_number)
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in (ours, theirs)]
-    loss = lambda output, batch: torch.logsumexp(output * 4, 1).mean()  # noqa: E731
-    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
-    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], **LIMITS)
+def expect_alike(ours, theirs, loss, batches, lr):
+    """Losses, parameters and buffers, by steps over the batches, whose parts are forward's arguments."""
+    optimizers = [torch.optim.SGD(net.parameters(), lr=lr) for net in (ours, theirs)]
+    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], call=lambda net, batch: net(*batch), **LIMITS)
     for batch in batches:
         optimizers[1].zero_grad()
         expected = loss(theirs(*batch), batch)
@@ -537,6 +535,13 @@ def test_a_ring_of_keys_whose_pointer_is_a_tensor():
         assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_ring_of_keys_whose_pointer_is_a_tensor():
+    ours, theirs = Queue(_by_places), Queue(_by_number)
+    loss = lambda output, batch: torch.logsumexp(output * 4, 1).mean()  # noqa: E731
+    batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)),) for i in range(5)]
+    expect_alike(ours, theirs, loss, batches, lr=0.5)
 
 
 class Noting(nn.Module):
@@ -568,18 +573,9 @@ class Noting(nn.Module):
 
 def test_what_is_written_at_a_number_that_is_a_tensor():
     ours, theirs = Noting(), Noting()
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (ours, theirs)]
     loss = lambda output, batch: (output.tanh() - 0.5).square().mean()  # noqa: E731
     batches = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)), torch.tensor(i % 4)) for i in range(6)]
-    step = plimsoll.compile(ours, optimizers[0], loss=loss, example=batches[0], call=lambda net, batch: net(*batch), **LIMITS)
-    for batch in batches:
-        optimizers[1].zero_grad()
-        expected = loss(theirs(*batch), batch)
-        expected.backward()
-        optimizers[1].step()
-        assert step(batch) == pytest.approx(expected.item(), rel=1e-4)
-    for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    expect_alike(ours, theirs, loss, batches, lr=0.05)
 
 
 def test_a_pointer_that_python_asks_for_is_told_by_name():
